@@ -9,7 +9,7 @@ from pydantic import Field, SecretStr, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 STRIPE_MINIMUM_SESSION_SECONDS = 1800
-"""Stripe refuses a session that would live less than 30 minutes (measured at its side, after the round trip)."""
+"""Stripe refuses a session that would live less than 30 minutes (at its own clock, after the round trip)."""
 
 SESSION_HEADROOM_SECONDS = 30
 """What the round trip and the clock skew may eat of a session's life before Stripe's minimum is missed."""
@@ -79,15 +79,15 @@ class Settings(BaseSettings):
         least = STRIPE_MINIMUM_SESSION_SECONDS + SESSION_HEADROOM_SECONDS
         if self.session_ttl_seconds < least:
             raise ValueError(
-                f"LASTPORTION_SESSION_TTL_SECONDS is {self.session_ttl_seconds}, but Stripe refuses a session that "
-                f"lives under {STRIPE_MINIMUM_SESSION_SECONDS} s and the round trip needs "
+                f"LASTPORTION_SESSION_TTL_SECONDS is {self.session_ttl_seconds}, but Stripe refuses a session "
+                f"that lives under {STRIPE_MINIMUM_SESSION_SECONDS} s and the round trip needs "
                 f"{SESSION_HEADROOM_SECONDS} s of headroom: set at least {least}."
             )
         if self.session_ttl_seconds >= self.reservation_ttl_seconds:
             raise ValueError(
                 f"LASTPORTION_SESSION_TTL_SECONDS ({self.session_ttl_seconds}) must be smaller than "
-                f"LASTPORTION_RESERVATION_TTL_SECONDS ({self.reservation_ttl_seconds}): a session that outlives its "
-                "reservation takes money for units that somebody else may hold by then."
+                f"LASTPORTION_RESERVATION_TTL_SECONDS ({self.reservation_ttl_seconds}): a session that outlives "
+                "its reservation takes money for units that somebody else may hold by then."
             )
         if self.reservation_ttl_seconds > LARGEST_TTL_SECONDS:
             raise ValueError(
