@@ -1,0 +1,63 @@
+"""A Redis (or Valkey) server of our own."""
+
+from __future__ import annotations
+
+import signal
+from typing import TYPE_CHECKING
+
+import redis
+
+from api.servers.process import LOOPBACK, ServerProcess
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+ASK_SECONDS = 2.0
+
+
+class RedisServer(ServerProcess):
+    """A private Redis on loopback: never evicts, keeps an append-only file that is written to disk as ``fsync`` says.
+
+    ``fsync`` is ``always``, ``everysec`` or ``no``.
+    """
+
+    name = "Redis"
+    stop_signal = signal.SIGTERM
+
+    def __init__(
+        self, binary: Path, data_dir: Path, port: int | None = None, *, fsync: str = "everysec"
+    ) -> None:
+        super().__init__(data_dir, port)
+        self.binary = binary
+        self.fsync = fsync
+
+    @property
+    def url(self) -> str:
+        return f"redis://{LOOPBACK}:{self.port}/0"
+
+    def command(self) -> list[str]:
+        options = {
+            "bind": LOOPBACK,
+            "port": str(self.port),
+            "dir": str(self.data_dir),
+            "appendonly": "yes",
+            "appendfsync": self.fsync,
+            "save": "",
+            "maxmemory-policy": "noeviction",
+            "daemonize": "no",
+            "logfile": "",
+        }
+        return [str(self.binary), *(part for name, value in options.items() for part in (f"--{name}", value))]
+
+    def prepare(self) -> None:
+        self.data_dir.mkdir(mode=0o700, exist_ok=True)
+
+    def ready(self) -> bool:
+        try:
+            with redis.Redis(
+                host=LOOPBACK, port=self.port, protocol=2, socket_timeout=ASK_SECONDS, retry=None
+            ) as client:
+                client.ping()
+        except (redis.ConnectionError, redis.TimeoutError, redis.BusyLoadingError):
+            return False
+        return self.alive
