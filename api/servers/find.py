@@ -1,4 +1,4 @@
-"""Which Redis and Postgres this machine has: its own first, then those in the ``embedded`` extra's packages."""
+"""Which Redis and Postgres there are: the machine's own first, then those of the ``embedded`` extra."""
 
 from __future__ import annotations
 

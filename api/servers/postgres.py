@@ -26,15 +26,13 @@ INITDB_SECONDS = 120.0
 
 
 class PostgresServer(ServerProcess):
-    """A private PostgreSQL on loopback, in UTC, without Unix sockets (their paths are short of room in deep folders).
+    """A private PostgreSQL on loopback, in UTC, without Unix sockets, whose paths must be short.
 
-    ``options`` are server settings given on the command line. ``account`` overrides the choice of who it runs as.
+    ``options`` are server settings for the command line. ``account`` overrides the choice of who it runs as.
     """
 
     name = "Postgres"
-    stop_signal = (
-        signal.SIGINT
-    )  # "fast": sessions are ended, everything is written; SIGTERM would wait for them
+    stop_signal = signal.SIGINT  # ends sessions and writes everything; SIGTERM would wait for the sessions
 
     def __init__(
         self,
@@ -114,7 +112,7 @@ class PostgresServer(ServerProcess):
                 connection.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
 
     def _initialise(self) -> None:
-        """Make the cluster beside its place and move it there whole, so that an interrupted run leaves no half one."""
+        """Make the cluster beside its place and move it there whole: an interrupted run leaves no half one."""
         fresh = self.data_dir.with_name(self.data_dir.name + ".new")
         if fresh.exists():
             shutil.rmtree(fresh)
@@ -141,7 +139,7 @@ class PostgresServer(ServerProcess):
     def _clear_stale_lock(self) -> None:
         """Remove the lock file of a run that was killed, once no server of this folder is left.
 
-        Postgres does so itself unless the process id has been given to something else meanwhile, which is the rule
+        Postgres does so itself unless the process id went to something else meanwhile, which is the rule
         rather than the exception after a reboot or in a fresh container.
         """
         lock = self.data_dir / "postmaster.pid"

@@ -44,7 +44,7 @@ def port_is_free(port: int, host: str = LOOPBACK) -> bool:
 
 
 class ServerProcess(ABC):
-    """A server that ends with this process. Start it from a thread that outlives it: on Linux the tie is to that.
+    """A server that ends with this process; with the thread that starts it, to be exact, so take one that stays.
 
     Without ``port`` a free one is taken at the first start and kept over restarts.
     """
@@ -61,7 +61,7 @@ class ServerProcess(ABC):
 
     @property
     def port(self) -> int:
-        """The port it listens on; raises RuntimeError before the first start of a server that picks its own."""
+        """The port it listens on; raises RuntimeError while none is chosen yet."""
         if self._port is None:
             raise RuntimeError(f"{self.name} was never started, so it has no port yet")
         return self._port

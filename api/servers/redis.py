@@ -6,6 +6,8 @@ import signal
 from typing import TYPE_CHECKING
 
 import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
 
 from api.servers.process import LOOPBACK, ServerProcess
 
@@ -16,9 +18,9 @@ ASK_SECONDS = 2.0
 
 
 class RedisServer(ServerProcess):
-    """A private Redis on loopback: never evicts, keeps an append-only file that is written to disk as ``fsync`` says.
+    """A private Redis on loopback that never evicts and keeps an append-only file.
 
-    ``fsync`` is ``always``, ``everysec`` or ``no``.
+    ``fsync`` says when that is written to disk: ``always``, ``everysec`` or ``no``.
     """
 
     name = "Redis"
@@ -55,7 +57,11 @@ class RedisServer(ServerProcess):
     def ready(self) -> bool:
         try:
             with redis.Redis(
-                host=LOOPBACK, port=self.port, protocol=2, socket_timeout=ASK_SECONDS, retry=None
+                host=LOOPBACK,
+                port=self.port,
+                protocol=2,
+                socket_timeout=ASK_SECONDS,
+                retry=Retry(NoBackoff(), 0),
             ) as client:
                 client.ping()
         except (redis.ConnectionError, redis.TimeoutError, redis.BusyLoadingError):
