@@ -96,6 +96,26 @@ class AttemptStatus(StrEnum):
     FAILED = "failed"
 
 
+class PaymentStatus(StrEnum):
+    """What becomes of money that arrived: it stays, it has to go back, or it went back."""
+
+    KEPT = "kept"
+    REFUND_OWED = "refund_owed"
+    REFUNDED = "refunded"
+
+
+class SettlementState(StrEnum):
+    """Life of a stored settlement; only the persister writes ``applied`` for one that names a reservation.
+
+    ``unmatched`` belongs to no session known so far; ``mismatched`` brought another amount or currency.
+    """
+
+    STORED = "stored"
+    APPLIED = "applied"
+    UNMATCHED = "unmatched"
+    MISMATCHED = "mismatched"
+
+
 class SettlementKind(StrEnum):
     """What a settlement asks of the reservation it names."""
 
