@@ -1,0 +1,193 @@
+--[[
+complete: a payment (or the seller's word) completes a reservation. The only way to `completed`.
+KEYS
+  tenant     hash: build mark, pools, buckets, customer counters
+  expiries   sorted set: the tenant's buckets
+  outbox     stream of the partition
+  records    hash with the reservation's record
+ARGV
+  tenant     the tenant's id, for the outbox entry
+  id         the reservation
+  payment    what paid, escaped; empty when nothing did
+  settlement the stored settlement that asks for this; with one, an entry is written whatever happens
+REPLIES
+  completed|now_ms|counts|record
+  already_completed|now_ms|counts|record
+  duplicate_payment|now_ms|counts|record
+  refund_due|now_ms|counts|record
+  illegal_transition|now_ms|counts|record
+  unknown_reservation
+  roll
+  not_ready
+]]
+--@include epoch
+--@include clock
+--@include outbox
+--@include pools
+--@include customers
+--@include records
+--@include transition
+
+local tenant_key, expiries_key, outbox_key, records_key = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
+local tenant, id, payment, settlement = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
+
+local text = redis.call('HGET', records_key, id)
+if not text then
+  return reply_missing(tenant_key)
+end
+local record = parse_record(text)
+local claims, build = load_claims(tenant_key, record)
+if build ~= BUILD then
+  return 'not_ready'
+end
+local now_ms = read_clock(tenant_key)
+
+-- The outcome without a change of units; the entry is written where a settlement waits for it.
+local function answer(outcome)
+  if settlement ~= '' then
+    append(outbox_key, tenant, id, record_text(record), settlement, outcome, payment)
+  end
+  return reply_with(outcome, now_ms, record, is_alive(record, claims, now_ms))
+end
+
+local sweep = { left = SWEEP_BUDGET, buckets = {} }
+
+-- A late payment is judged on exact counts, so due buckets go first, the reservation's own among them.
+-- Returns false when some are left over.
+local function sweep_all()
+  for _, claim in ipairs(claims) do
+    if claim.pool then
+      sweep_pool(sweep, tenant_key, expiries_key, claim.pool, now_ms)
+      if claim.pool.more then
+        return false
+      end
+    end
+  end
+  return true
+end
+
+-- By how many units a pool would pass its cap with this claim completed, of which the claim can cause no more
+-- than its own quantity.
+local function excess(claim)
+  local pool = claim.pool
+  if not pool or not pool.cap then
+    return 0
+  end
+  local others = pool.reserved - (is_counted(record, claim) and claim.quantity or 0)
+  return math.min(claim.quantity, math.max(0, pool.completed + others + claim.quantity - pool.cap))
+end
+
+local STRICTNESS = { h = 1, f = 2, r = 3 }
+
+-- Whether the strictest policy among the pools gives the money back.
+local function is_refund_due(over)
+  local strictest = 'h'
+  for _, claim in ipairs(claims) do
+    if claim.pool and STRICTNESS[claim.pool.late] > STRICTNESS[strictest] then
+      strictest = claim.pool.late
+    end
+  end
+  return strictest == 'r' or (strictest == 'f' and over > 0)
+end
+
+local function write(outcome)
+  record.version = record.version + 1
+  append(outbox_key, tenant, id, record_text(record), settlement, outcome, payment)
+end
+
+local function refuse_late_payment()
+  refuse_payment(record, payment)
+  local was_reserved = record.state == 'R'
+  if was_reserved then
+    record.ended = string.format('%.0f', now_ms)
+  end
+  local before = { state = record.state, expires = record.expires }
+  record.state = 'L'
+  write('refund_due')
+  delete_swept(sweep, tenant_key, expiries_key)
+  for _, claim in ipairs(claims) do
+    uncount(tenant_key, expiries_key, before, claim)
+    if claim.is_limited and was_reserved then
+      drop_holding(claim.holdings, id)
+      claim.holdings.dirty = true
+    end
+  end
+  write_claims(tenant_key, claims)
+  redis.call('HSET', records_key, id, record_text(record))
+  return reply_with('refund_due', now_ms, record, false)
+end
+
+local function complete(is_late, over)
+  local before = { state = record.state, expires = record.expires }
+  local counted = {}
+  for position, claim in ipairs(claims) do
+    local is_limited = claim.is_limited or (claim.pool and claim.pool.per_customer and record.customer ~= '')
+    counted[position] = is_limited and '1' or '0'
+    if is_limited then
+      drop_holding(claim.holdings, id)
+      claim.holdings.completed = claim.holdings.completed + claim.quantity
+      claim.holdings.dirty = true
+    end
+  end
+  record.state = 'C'
+  record.completed = string.format('%.0f', now_ms)
+  record.payment = payment
+  record.late = is_late and '1' or ''
+  record.over = over
+  record.counted = table.concat(counted)
+  write('completed')
+  delete_swept(sweep, tenant_key, expiries_key)
+  for _, claim in ipairs(claims) do
+    uncount(tenant_key, expiries_key, before, claim)
+    if claim.pool then
+      claim.pool.completed = claim.pool.completed + claim.quantity
+    end
+  end
+  write_claims(tenant_key, claims)
+  redis.call('HSET', records_key, id, record_text(record))
+  return reply_with('completed', now_ms, record, false)
+end
+
+if record.state == 'C' then
+  local is_same = payment == '' or payment == record.payment
+  return answer(is_same and 'already_completed' or 'duplicate_payment')
+end
+if record.state == 'X' then
+  if payment == '' then
+    return answer('illegal_transition')
+  end
+  if payment == record.payment then
+    return answer('already_completed')
+  end
+end
+if is_refused_payment(record, payment) then
+  return answer('refund_due')
+end
+if record.state == 'X' then
+  refuse_payment(record, payment)
+  write('refund_due')
+  redis.call('HSET', records_key, id, record_text(record))
+  return reply_with('refund_due', now_ms, record, false)
+end
+if is_alive(record, claims, now_ms) then
+  return complete(false, 0)
+end
+if not sweep_all() then
+  delete_swept(sweep, tenant_key, expiries_key)
+  write_claims(tenant_key, claims)
+  return 'roll'
+end
+-- What the sweep dropped is in no bucket any more.
+for _, claim in ipairs(claims) do
+  if claim.pool and record.expires <= claim.pool.swept_to then
+    claim.in_bucket = nil
+  end
+end
+local over = 0
+for _, claim in ipairs(claims) do
+  over = math.max(over, excess(claim))
+end
+if is_refund_due(over) then
+  return refuse_late_payment()
+end
+return complete(true, over)
