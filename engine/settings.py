@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
 from functools import lru_cache
-from typing import Annotated, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, SecretStr, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
@@ -16,6 +17,13 @@ SESSION_HEADROOM_SECONDS = 30
 
 LARGEST_TTL_SECONDS = 7 * 24 * 3600
 """No reservation is made, and none extended, for longer than this at a time."""
+
+
+class LogFormat(StrEnum):
+    """JSON lines for machines, coloured ones for a person at a terminal."""
+
+    JSON = "json"
+    CONSOLE = "console"
 
 
 class Settings(BaseSettings):
@@ -46,7 +54,8 @@ class Settings(BaseSettings):
     public_url: str | None = None
     """Where buyers reach this API; ``http://host:port`` when absent."""
     body_limit_bytes: Annotated[int, Field(ge=1024)] = 1_048_576
-    log_level: str = "INFO"
+    log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
+    log_format: LogFormat = LogFormat.JSON
 
     session_ttl_seconds: int = 1860
     """How long a payment session that holds a reservation stays open."""

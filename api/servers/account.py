@@ -7,13 +7,10 @@ import pwd
 import stat
 import subprocess
 import sys
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
 
 LEASH = Path(__file__).with_name("leash.py")
 PREFERRED_NAMES = ("postgres", "nobody")

@@ -15,10 +15,7 @@ import signal
 import subprocess
 import sys
 import time
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from types import FrameType
+from types import FrameType
 
 CLONE_NEWUSER = 0x10000000
 PR_SET_PDEATHSIG = 1

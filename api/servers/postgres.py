@@ -7,17 +7,14 @@ import shutil
 import signal
 import subprocess
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from pathlib import Path
 
 import psycopg
 from psycopg import sql
 
 from api.servers.account import Account, give_to, leash_command, postgres_account
 from api.servers.process import LOOPBACK, POLL_SECONDS, ServerFailed, ServerProcess
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
 
 SUPERUSER = "lastportion"
 DATABASE = "lastportion"
@@ -32,7 +29,8 @@ class PostgresServer(ServerProcess):
     """
 
     name = "Postgres"
-    stop_signal = signal.SIGINT  # ends sessions and writes everything; SIGTERM would wait for the sessions
+    # SIGINT ends sessions and writes everything; SIGTERM would wait for the sessions.
+    stop_signal = death_signal = signal.SIGINT
 
     def __init__(
         self,
@@ -112,7 +110,7 @@ class PostgresServer(ServerProcess):
                 connection.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
 
     def _initialise(self) -> None:
-        """Make the cluster beside its place and move it there whole: an interrupted run leaves no half one."""
+        """Make the cluster beside its place and move it there whole, so that no half one is ever used."""
         fresh = self.data_dir.with_name(self.data_dir.name + ".new")
         if fresh.exists():
             shutil.rmtree(fresh)

@@ -1,22 +1,15 @@
-"""A server as a child process: started, asked whether it is ready, stopped by its own process id."""
+"""A server as a child process, which is asked whether it is ready."""
 
 from __future__ import annotations
 
-import os
 import socket
-import subprocess
 import time
-from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING
+from abc import abstractmethod
+from pathlib import Path
 
-from api.servers.account import Account, leash_command
-
-if TYPE_CHECKING:
-    import signal
-    from pathlib import Path
+from api.servers.child import ChildProcess
 
 LOOPBACK = "127.0.0.1"
-LARGEST_LOG_BYTES = 5_000_000
 POLL_SECONDS = 0.02
 PORT_ATTEMPTS = 3
 
@@ -43,21 +36,19 @@ def port_is_free(port: int, host: str = LOOPBACK) -> bool:
     return True
 
 
-class ServerProcess(ABC):
-    """A server that ends with this process; with the thread that starts it, to be exact, so take one that stays.
+class ServerProcess(ChildProcess):
+    """A server on loopback with a data folder; its log lies beside that.
 
     Without ``port`` a free one is taken at the first start and kept over restarts.
     """
 
-    name: str
-    stop_signal: signal.Signals
     start_seconds = 60.0
-    stop_seconds = 20.0
 
     def __init__(self, data_dir: Path, port: int | None = None) -> None:
+        super().__init__()
         self.data_dir = data_dir.absolute()
+        self.log_path = self.data_dir.with_name(self.data_dir.name + ".log")
         self._port = port
-        self._child: subprocess.Popen[bytes] | None = None
 
     @property
     def port(self) -> int:
@@ -67,28 +58,9 @@ class ServerProcess(ABC):
         return self._port
 
     @property
-    def pid(self) -> int:
-        """Process id of the running child; raises RuntimeError when it was never started."""
-        if self._child is None:
-            raise RuntimeError(f"{self.name} was never started")
-        return self._child.pid
-
-    @property
-    def alive(self) -> bool:
-        return self._child is not None and self._child.poll() is None
-
-    @property
-    def log_path(self) -> Path:
-        return self.data_dir.with_name(self.data_dir.name + ".log")
-
-    @property
     @abstractmethod
     def url(self) -> str:
         """Address for the settings."""
-
-    @abstractmethod
-    def command(self) -> list[str]:
-        """Command line of the server."""
 
     @abstractmethod
     def prepare(self) -> None:
@@ -96,11 +68,7 @@ class ServerProcess(ABC):
 
     @abstractmethod
     def ready(self) -> bool:
-        """Whether this very process answers; False while it is still coming up."""
-
-    def account(self) -> Account:
-        """Who it runs as."""
-        return Account()
+        """Whether it answers; False while it is still coming up."""
 
     def start(self) -> None:
         """Start and wait until it answers; raises ServerFailed, and then nothing is left running."""
@@ -118,54 +86,15 @@ class ServerProcess(ABC):
                 if not picks_port or attempt == PORT_ATTEMPTS or port_is_free(self.port):
                     raise
 
-    def launch(self) -> None:
-        """Start without waiting; ``ready`` tells when it answers."""
-        self.data_dir.parent.mkdir(parents=True, exist_ok=True)
-        self.prepare()
-        if self.log_path.exists() and self.log_path.stat().st_size > LARGEST_LOG_BYTES:
-            self.log_path.replace(self.log_path.with_suffix(".log.old"))
-        command = leash_command(self.command(), self.account(), self.stop_signal, os.getpid())
-        with self.log_path.open("ab") as log:
-            self._child = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                cwd="/",
-                start_new_session=True,  # Ctrl-C in a terminal reaches us alone, and we stop them in order
-            )
-
-    def stop(self) -> None:
-        """End it in good order, by force if that takes too long."""
-        child = self._child
-        if child is None:
-            return
-        if child.poll() is None:
-            child.send_signal(self.stop_signal)
-        try:
-            child.wait(self.stop_seconds)
-        except subprocess.TimeoutExpired:
-            child.kill()
-            child.wait()
-
-    def kill(self) -> None:
-        """End it as a power cut would."""
-        if self._child is not None:
-            self._child.kill()
-            self._child.wait()
-
-    def restart(self) -> None:
-        """Stop and start on the same port with the same data."""
-        self.stop()
-        self.start()
-
     def log_tail(self, lines: int = 12) -> str:
         """The last lines that it logged."""
-        if not self.log_path.exists():
+        if self.log_path is None or not self.log_path.exists():
             return ""
         return "\n".join(self.log_path.read_text(errors="replace").splitlines()[-lines:])
 
     def _start_once(self) -> None:
+        self.data_dir.parent.mkdir(parents=True, exist_ok=True)
+        self.prepare()
         self.launch()
         give_up_at = time.monotonic() + self.start_seconds
         while not self.ready():
@@ -173,7 +102,5 @@ class ServerProcess(ABC):
                 raise ServerFailed(f"{self.name} ended while starting:\n{self.log_tail()}")
             if time.monotonic() > give_up_at:
                 self.kill()
-                raise ServerFailed(
-                    f"{self.name} did not answer in {self.start_seconds:g} s:\n{self.log_tail()}"
-                )
+                raise ServerFailed(f"{self.name} did not answer in {self.start_seconds:g} s:\n{self.log_tail()}")
             time.sleep(POLL_SECONDS)

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import signal
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from api.servers.process import LOOPBACK, ServerProcess
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 ASK_SECONDS = 2.0
 
@@ -24,11 +20,8 @@ class RedisServer(ServerProcess):
     """
 
     name = "Redis"
-    stop_signal = signal.SIGTERM
 
-    def __init__(
-        self, binary: Path, data_dir: Path, port: int | None = None, *, fsync: str = "everysec"
-    ) -> None:
+    def __init__(self, binary: Path, data_dir: Path, port: int | None = None, *, fsync: str = "everysec") -> None:
         super().__init__(data_dir, port)
         self.binary = binary
         self.fsync = fsync
