@@ -26,6 +26,8 @@ class AdmissionState:
         self._admitted: Admitted | None = None
         self.lost = asyncio.Event()
         """Set when admission has to look at once, before its next turn."""
+        self.full_partitions: frozenset[int] = frozenset()
+        """Partitions whose outbox holds ``outbox_limit`` entries past the committed offset; kept by admission."""
 
     @property
     def admitted(self) -> Admitted | None:

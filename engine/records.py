@@ -43,9 +43,7 @@ def summed(claims: Iterable[Claim]) -> tuple[Claim, ...]:
     for claim in claims:
         before = by_pool.get(claim.pool)
         by_pool[claim.pool] = (
-            claim
-            if before is None
-            else Claim(claim.pool, before.quantity + claim.quantity, max(before.rev, claim.rev))
+            claim if before is None else Claim(claim.pool, before.quantity + claim.quantity, max(before.rev, claim.rev))
         )
     return tuple(by_pool.values())
 
@@ -100,9 +98,7 @@ def encode_reservation(r: Reservation) -> str:
     )
 
 
-def decode_reservation(
-    tenant: str, identifier: str, record: str, now_ms: int = 0, counts: bool = True
-) -> Reservation:
+def decode_reservation(tenant: str, identifier: str, record: str, now_ms: int = 0, counts: bool = True) -> Reservation:
     """A reservation from its record; raises ``ValueError`` when the record is not one."""
     f = record.split("|")
     if len(f) != 20:
