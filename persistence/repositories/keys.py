@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from hashlib import sha256
 
-from sqlalchemy import func, insert, select, update
+from sqlalchemy import RowMapping, func, insert, select, update
 from sqlalchemy.dialects.postgresql import insert as upsert
 from sqlalchemy.ext.asyncio import AsyncEngine
 
@@ -41,9 +41,9 @@ class KeyRepository:
 
     async def find(self, key_hash: str) -> ApiKey | None:
         """The key with this hash, unless there is none or it was revoked."""
-        query = select(Row).where(Row.key_hash == key_hash, Row.revoked_at.is_(None))
+        query = select(Row.__table__).where(Row.key_hash == key_hash, Row.revoked_at.is_(None))
         async with transaction(self._engine) as connection:
-            row = (await connection.execute(query)).one_or_none()
+            row = (await connection.execute(query)).mappings().one_or_none()
         return None if row is None else _key(row)
 
     async def add(self, key: ApiKey, key_hash: str) -> None:
@@ -60,7 +60,8 @@ class KeyRepository:
     async def all(self) -> list[ApiKey]:
         """Every key, revoked ones too, oldest first."""
         async with transaction(self._engine) as connection:
-            return [_key(row) for row in await connection.execute(select(Row).order_by(Row.created_at, Row.id))]
+            rows = await connection.execute(select(Row.__table__).order_by(Row.created_at, Row.id))
+            return [_key(row) for row in rows.mappings()]
 
     async def revoke(self, identifier: str) -> bool:
         """End a key now; False when there is none of this id, or it had ended before."""
@@ -69,13 +70,12 @@ class KeyRepository:
             return (await connection.execute(statement)).rowcount == 1
 
 
-def _key(row: object) -> ApiKey:
-    values = row._mapping  # type: ignore[attr-defined] -- a Row's columns by name; its type can't name them
+def _key(row: RowMapping) -> ApiKey:
     return ApiKey(
-        id=values["id"],
-        tenant=values["tenant"],
-        name=values["name"],
-        scopes=frozenset(Scope(word) for word in values["scopes"]),
-        created_at=values["created_at"],
-        revoked_at=values["revoked_at"],
+        id=row["id"],
+        tenant=row["tenant"],
+        name=row["name"],
+        scopes=frozenset(Scope(word) for word in row["scopes"]),
+        created_at=row["created_at"],
+        revoked_at=row["revoked_at"],
     )

@@ -55,6 +55,8 @@ class SetAsideEntry(Base):
     fields: Mapped[dict[str, Any]] = mapped_column(JSONB)
     reason: Mapped[String]
     at: Mapped[Now]
+    resolved_at: Mapped[Instant | None]
+    """When its cause was dealt with: a repeated id released in Redis, or an operator's decision."""
 
 
 class JobRun(Base):

@@ -139,7 +139,7 @@ class Payment(Base):
         Index(None, "created_at", postgresql_where=text("status = 'refund_owed'")),
     )
 
-    id: Mapped[Key] = mapped_column(server_default=text("replace(gen_random_uuid()::text, '-', '')"))
+    id: Mapped[Key] = mapped_column(server_default=text("replace((gen_random_uuid())::text, '-'::text, ''::text)"))
     tenant: Mapped[String]
     order_id: Mapped[String | None] = mapped_column(ForeignKey("orders.id"))
     provider: Mapped[String]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from sqlalchemy import CheckConstraint, ForeignKeyConstraint, Index, Text, text
-from sqlalchemy.dialects.postgresql import ARRAY, JSONB
+from sqlalchemy.dialects.postgresql import ARRAY, JSON
 from sqlalchemy.orm import Mapped, mapped_column
 
 from engine.domain import ReservationStatus
@@ -53,8 +53,9 @@ class ReservationRow(Base):
     payment_ref: Mapped[Empty]
     refused_payments: Mapped[list[str]] = mapped_column(ARRAY(Text), server_default=text("'{}'"))
     customer: Mapped[String | None]
-    # "metadata" is taken by the declarative base, so only the column bears that name.
-    metadata_: Mapped[dict[str, Any]] = mapped_column("metadata", JSONB, server_default=text("'{}'"))
+    # "metadata" is taken by the declarative base, so only the column bears that name. JSON, not JSONB, keeps the
+    # text as it was given, so that a rebuilt record equals the one that a script wrote.
+    metadata_: Mapped[dict[str, Any]] = mapped_column("metadata", JSON, server_default=text("'{}'"))
     order_id: Mapped[Empty]
     code: Mapped[Empty]
     period: Mapped[Empty]
