@@ -39,11 +39,13 @@ class SandboxStore:
 
         Raises ``StorageUnavailable`` as :func:`persistence.database.transaction` does.
         """
-        async with transaction(self._engine) as connection:
-            # Joined to a transaction that is not its own, the session neither commits nor ends it.
-            async with AsyncSession(connection, expire_on_commit=False) as session:
-                yield SandboxRepository(session)
-                await session.flush()
+        # Joined to a transaction that is not its own, the session neither commits nor ends it.
+        async with (
+            transaction(self._engine) as connection,
+            AsyncSession(connection, expire_on_commit=False) as session,
+        ):
+            yield SandboxRepository(session)
+            await session.flush()
 
 
 class SandboxRepository:
@@ -102,6 +104,10 @@ class SandboxRepository:
         """A session, locked until the transaction ends."""
         return await self._session.get(SandboxSession, session_id, with_for_update=True)
 
+    async def session_of_intent(self, intent_id: str) -> SandboxSession | None:
+        """The session that a PaymentIntent belongs to."""
+        return await self._session.scalar(select(SandboxSession).where(SandboxSession.payment_intent == intent_id))
+
     def add_session(self, session: SandboxSession) -> None:
         """Store a new session."""
         self._session.add(session)
@@ -123,10 +129,6 @@ class SandboxRepository:
         """Store an event; its ``seq`` is known afterwards."""
         self._session.add(event)
         await self._session.flush()
-
-    async def event(self, event_id: str) -> SandboxEvent | None:
-        """An event by its ``evt_`` id."""
-        return await self._session.scalar(select(SandboxEvent).where(SandboxEvent.event_id == event_id))
 
     async def claim_events(self, now_ms: int, lease_ms: int, limit: int) -> Sequence[SandboxEvent]:
         """Take events that are due, oldest first, for ``lease_ms``; each goes to one caller only."""

@@ -4,6 +4,14 @@ from persistence.tables.catalogue import ApiKey, Code, Pool, Product, Tenant, de
 from persistence.tables.operations import JobRun, OutboxOffset, RedisEpoch, SetAsideEntry, redis_epoch
 from persistence.tables.orders import Attempt, Order, OrderHistory, OrderLine, Payment
 from persistence.tables.reservations import REDEMPTIONS_VIEW, ReservationClaim, ReservationRow
+from persistence.tables.sandbox import (
+    SandboxCall,
+    SandboxClock,
+    SandboxEvent,
+    SandboxFault,
+    SandboxIdempotencyKey,
+    SandboxSession,
+)
 from persistence.tables.settlements import Settlement
 
 __all__ = [
@@ -22,6 +30,12 @@ __all__ = [
     "RedisEpoch",
     "ReservationClaim",
     "ReservationRow",
+    "SandboxCall",
+    "SandboxClock",
+    "SandboxEvent",
+    "SandboxFault",
+    "SandboxIdempotencyKey",
+    "SandboxSession",
     "SetAsideEntry",
     "Settlement",
     "Tenant",

@@ -72,7 +72,7 @@ class SandboxSession(Base):
     currency: Mapped[String]
     created_s: Mapped[Counter]
     expires_at_s: Mapped[Counter]
-    payment_intent: Mapped[String | None]
+    payment_intent: Mapped[String | None] = mapped_column(unique=True)
     declines: Mapped[Zero]
     params: Mapped[dict[str, Any]] = mapped_column(JSONB)
     """What the session was created with, as nested values."""
@@ -102,7 +102,7 @@ class SandboxEvent(Base):
     seq: Mapped[Counter] = mapped_column(Identity(), primary_key=True)
     event_id: Mapped[String] = mapped_column(unique=True)
     type: Mapped[String]
-    session_id: Mapped[String] = mapped_column(index=True)
+    session_id: Mapped[String]
     payload: Mapped[String]
     fault: Mapped[String | None]
     attempts: Mapped[Zero]
