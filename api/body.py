@@ -30,9 +30,7 @@ def check_json(body: bytes) -> None:
     """
     try:
         # Digits are only counted here: a number too long for an int is the model's to refuse, field by field.
-        json.loads(
-            body.decode(), object_pairs_hook=_once, parse_constant=_no_constant, parse_int=len, parse_float=len
-        )
+        json.loads(body.decode(), object_pairs_hook=_once, parse_constant=_no_constant, parse_int=len, parse_float=len)
     except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
         raise MalformedBody("The body is not valid JSON in UTF-8.") from error
 

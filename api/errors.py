@@ -79,18 +79,9 @@ def status_of(code: str) -> int:
 def error_of(error: LastportionError) -> dict[str, Any]:
     """What stands under ``error`` in the answer: code, message, and the details that apply."""
     if isinstance(error, Refused):
-        if error.refusal.outcome is Outcome.CUSTOMER_REQUIRED:
-            return error_of(customer_required(error.refusal.pool))
         return {"code": error.code, "message": error.message} | _refusal(error.refusal) | error.details
     details = {name: value for name, value in error.details.items() if value not in (None, {})}
     return {"code": error.code, "message": error.message} | details
-
-
-def customer_required(pool: str) -> Invalid:
-    """The answer where a pool limits each customer and the request names none."""
-    return Invalid(
-        f"Pool {pool!r} limits each customer.", fields={"customer": f"is needed: {pool!r} limits each customer"}
-    )
 
 
 def _refusal(refusal: Refusal) -> dict[str, Any]:

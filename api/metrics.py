@@ -1,4 +1,4 @@
-"""What this process counts for Prometheus. Children are kept by label, so that counting is a look-up and an addition."""
+"""What this process counts for Prometheus; children are kept by label, so that counting costs next to nothing."""
 
 from __future__ import annotations
 

@@ -24,15 +24,13 @@ def takes(model: type[BaseModel], *, required: bool = True) -> dict[str, Any]:
     return {"requestBody": {"required": required, "content": {"application/json": {"schema": schema}}}}
 
 
-def describe(app: FastAPI) -> None:
-    """Let the app's OpenAPI document hold the bodies, the key, and the shape of errors."""
+class DescribedApp(FastAPI):
+    """An app whose OpenAPI document holds the bodies, the key, and the shape of errors."""
 
-    def document() -> dict[str, Any]:
-        if app.openapi_schema is None:
-            app.openapi_schema = _document(app)
-        return app.openapi_schema
-
-    app.openapi = document  # type: ignore[method-assign] -- FastAPI's own way to extend the document
+    def openapi(self) -> dict[str, Any]:
+        if self.openapi_schema is None:
+            self.openapi_schema = _document(self)
+        return self.openapi_schema
 
 
 def _document(app: FastAPI) -> dict[str, Any]:

@@ -143,6 +143,4 @@ async def cancel(request: Request, reservation: ReservationPath) -> Response:
 
 
 def _settled(settled: Settled) -> Response:
-    return json_answer(
-        {"outcome": settled.outcome.value, "reservation": reservation_content(settled.reservation)}
-    )
+    return json_answer({"outcome": settled.outcome.value, "reservation": reservation_content(settled.reservation)})

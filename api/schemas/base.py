@@ -41,7 +41,7 @@ def _printable(text: str) -> str:
 
 def _instant(value: object) -> int:
     if not isinstance(value, str):
-        raise ValueError("must be an RFC 3339 time with an offset, such as 2026-11-30T22:00:00Z")  # noqa: TRY004 -- pydantic's protocol
+        raise ValueError("must be an RFC 3339 time with an offset, such as 2026-11-30T22:00:00Z")
     return instant_from(value)
 
 

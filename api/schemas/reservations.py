@@ -25,9 +25,7 @@ def _small_metadata(metadata: dict[str, str]) -> dict[str, str]:
 
 
 TtlSeconds = Annotated[int, Field(ge=1, le=LARGEST_TTL_SECONDS)]
-Metadata = Annotated[
-    dict[Annotated[str, StringConstraints(min_length=1)], str], AfterValidator(_small_metadata)
-]
+Metadata = Annotated[dict[Annotated[str, StringConstraints(min_length=1)], str], AfterValidator(_small_metadata)]
 
 
 class ClaimBody(Body):
