@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 import sys
 from importlib.metadata import version
+from pathlib import Path
 from typing import Annotated
 
 import typer
 from pydantic import ValidationError
 
+from engine.domain import Scope
 from engine.errors import LastportionError
-from engine.settings import Settings, settings_from_environment
+from engine.settings import Settings, sentences_of, settings_from_environment
 
 # ruff: noqa: PLC0415 (what a command does not run it does not load)
 
@@ -20,6 +22,8 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,  # they would print local variables, secrets among them
 )
+keys = typer.Typer(no_args_is_help=True, help="Make, list and revoke API keys.")
+app.add_typer(keys, name="keys")
 
 
 def _show_version(wanted: bool) -> None:
@@ -38,25 +42,105 @@ def lastportion(
 
 
 @app.command()
+def dev() -> None:
+    """Run everything in one go on this machine, its servers and a payment sandbox included."""
+    from api.dev.command import run_dev
+
+    raise typer.Exit(run_dev(Path.cwd()))
+
+
+@app.command()
+def serve(
+    everything: Annotated[
+        bool, typer.Option("--all", help="Run the persister and the jobs in this process too.")
+    ] = False,
+) -> None:
+    """Run the HTTP API."""
+    from api.roles import run_api, run_persister, run_worker
+    from api.running import run_roles
+
+    if everything:
+        run_roles(_settings(), api=run_api, persister=run_persister, worker=run_worker)
+    else:
+        run_roles(_settings(), api=run_api)
+
+
+@app.command()
+def persist() -> None:
+    """Run the persister, which moves what was decided in Redis to Postgres."""
+    from api.roles import run_persister
+    from api.running import run_roles
+
+    run_roles(_settings(), persister=run_persister)
+
+
+@app.command()
+def work() -> None:
+    """Run the jobs."""
+    from api.roles import run_worker
+    from api.running import run_roles
+
+    run_roles(_settings(), worker=run_worker)
+
+
+@app.command()
 def migrate() -> None:
     """Bring the database to the newest schema; several at once wait for each other."""
     from api.logs import configure_logs
     from persistence.migrations import migrate as run
 
     settings = _settings()
-    configure_logs(settings)
+    configure_logs(settings.log_format, settings.log_level)
     asyncio.run(run(settings))
 
 
+@keys.command("create")
+def keys_create(
+    name: Annotated[str, typer.Argument(help="What the key is for.")],
+    tenant: Annotated[
+        str | None, typer.Option(help="The tenant it belongs to; without one it is a platform's key.")
+    ] = None,
+    scope: Annotated[list[Scope] | None, typer.Option(help="What it may do; give it once per scope.")] = None,
+) -> None:
+    """Make a key and show it, this once."""
+    from api.key_commands import create_key
+
+    made = asyncio.run(create_key(_settings(), tenant, name, scope or []))
+    typer.echo(f"id   {made.key.id}")
+    typer.echo(f"key  {made.secret}")
+
+
+@keys.command("list")
+def keys_list() -> None:
+    """Show every key, without its secret."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from api.key_commands import list_keys
+
+    table = Table("id", "tenant", "name", "scopes", "created", "revoked")
+    for key in asyncio.run(list_keys(_settings())):
+        times = (str(moment or "") for moment in (key.created_at, key.revoked_at))
+        table.add_row(key.id, key.tenant or "(all)", key.name, " ".join(sorted(key.scopes)), *times)
+    Console().print(table)
+
+
+@keys.command("revoke")
+def keys_revoke(identifier: Annotated[str, typer.Argument(help="The key's id, from `keys list`.")]) -> None:
+    """End a key; running processes take it for 30 s at most."""
+    from api.key_commands import revoke_key
+
+    asyncio.run(revoke_key(_settings(), identifier))
+    typer.echo(f"revoked {identifier}")
+
+
 def _settings() -> Settings:
-    """The settings, or a sentence about each that is wrong (never its value, which may be secret) and exit 2."""
+    """The settings, or a sentence about each that is wrong and exit 2."""
     try:
         return settings_from_environment()
     except ValidationError as error:
-        for problem in error.errors(include_input=False, include_url=False):
-            name = "_".join(("LASTPORTION", *(str(part).upper() for part in problem["loc"])))
-            where = f"{name}: " if problem["loc"] else ""
-            typer.echo(f"{where}{problem['msg'].removeprefix('Value error, ')}", err=True)
+        for sentence in sentences_of(error):
+            typer.echo(sentence, err=True)
         raise typer.Exit(2) from None
 
 

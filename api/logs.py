@@ -8,14 +8,14 @@ import sys
 import structlog
 from structlog.typing import Processor
 
-from engine.settings import LogFormat, Settings
+from engine.settings import LogFormat
 
 QUIET_LIBRARIES = ("httpx", "httpcore", "stripe", "alembic", "sqlalchemy.engine", "uvicorn.access")
 """What these say per call at INFO is said once by us, or is nobody's business (addresses, parameters)."""
 
 
-def configure_logs(settings: Settings) -> None:
-    """Send everything to standard error in the form that the settings name."""
+def configure_logs(log_format: LogFormat, log_level: str) -> None:
+    """Send everything from ``log_level`` up to standard error in that form."""
     shared: list[Processor] = [
         structlog.contextvars.merge_contextvars,
         structlog.stdlib.add_log_level,
@@ -25,7 +25,7 @@ def configure_logs(settings: Settings) -> None:
     ]
     last: list[Processor] = (
         [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
-        if settings.log_format is LogFormat.JSON
+        if log_format is LogFormat.JSON
         else [structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())]
     )
     structlog.configure(
@@ -47,6 +47,6 @@ def configure_logs(settings: Settings) -> None:
     )
     root = logging.getLogger()
     root.handlers[:] = [handler]
-    root.setLevel(settings.log_level.upper())
+    root.setLevel(log_level)
     for name in QUIET_LIBRARIES:
         logging.getLogger(name).setLevel(logging.WARNING)

@@ -20,7 +20,7 @@ log = structlog.stdlib.get_logger(__name__)
 
 def run_roles(settings: Settings, **roles: Role) -> None:
     """Run the roles in this process until a signal; when one of them fails, the others stop too and it raises."""
-    configure_logs(settings)
+    configure_logs(settings.log_format, settings.log_level)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(_run(settings, roles))
 

@@ -6,7 +6,7 @@ from enum import StrEnum
 from functools import lru_cache
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, SecretStr, model_validator
+from pydantic import Field, SecretStr, ValidationError, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 STRIPE_MINIMUM_SESSION_SECONDS = 1800
@@ -109,6 +109,16 @@ class Settings(BaseSettings):
     def base_url(self) -> str:
         """Where this API is reached, without a trailing slash."""
         return (self.public_url or f"http://{self.host}:{self.port}").rstrip("/")
+
+
+def sentences_of(error: ValidationError) -> list[str]:
+    """What is wrong with the settings, a sentence for each, without the values: they may be secret."""
+    return [
+        ": ".join(
+            [f"LASTPORTION_{part}".upper() for part in problem["loc"]] + [problem["msg"].removeprefix("Value error, ")]
+        )
+        for problem in error.errors(include_input=False, include_url=False)
+    ]
 
 
 @lru_cache(maxsize=1)

@@ -1,5 +1,6 @@
 """Servers that a machine may lack: found, started as children, stopped by their own process id."""
 
+from api.servers.account import NoAccount
 from api.servers.child import ChildProcess
 from api.servers.find import PostgresBinaries, RedisBinary, find_postgres, find_redis, redis_binary
 from api.servers.postgres import PostgresServer
@@ -8,6 +9,7 @@ from api.servers.redis import RedisServer
 
 __all__ = [
     "ChildProcess",
+    "NoAccount",
     "PostgresBinaries",
     "PostgresServer",
     "RedisBinary",

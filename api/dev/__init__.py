@@ -1,0 +1,1 @@
+"""``lastportion dev``: everything in one go on one machine, its servers included."""
