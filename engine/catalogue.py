@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from decimal import Decimal
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from engine.domain import LARGEST_CAP, LARGEST_PER_CUSTOMER, LatePayment, PoolDefinition, PoolState
 from engine.errors import Invalid, Unknown
 from engine.money import check_amount, check_currency
 from engine.periods import PeriodRule, bounds_of, period_of
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from engine.reservations import ReservationEngine
+from engine.reservations import ReservationEngine
 
 LONGEST_CODE = 64
 _CODE = re.compile(rf"[A-Za-z0-9._@+-]{{1,{LONGEST_CODE}}}", re.ASCII)
@@ -150,7 +147,7 @@ class Offer:
 
     products: Mapping[str, Product]
     code: CodeDefinition | None = None
-    pool: PoolDefinition | None = field(default=None)
+    pool: PoolDefinition | None = None
     """The pool of the code's present period, as Postgres has it."""
     period: str = ""
 

@@ -81,7 +81,7 @@ class PoolDefinitions:
         async with transaction(self._engine) as connection:
             is_first = not await repository.was_ever_pushed(connection, definition.tenant)
         offset_ms = await self._clock_offset_ms() if is_first else 0
-        state = await self._reservations.define_pool(definition, is_first, offset_ms)
+        state = await self._reservations.define_pool(definition, first_of_tenant=is_first, clock_offset_ms=offset_ms)
         async with transaction(self._engine) as connection:
             await repository.mark_pushed(connection, definition, admitted.epoch)
         return state

@@ -14,7 +14,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 from engine.catalogue import CodeDefinition, Discount, Offer, Product, Recurrence, pools_of
 from engine.domain import LatePayment, PoolDefinition
 from engine.errors import Invalid
-from engine.periods import PeriodKind, PeriodRule
+from engine.periods import PeriodKind, PeriodRule, bounds_of
 from engine.periods import period_of as period_key
 from persistence.database import transaction
 from persistence.repositories import pools as pool_rows
@@ -92,17 +92,22 @@ class PostgresCatalogue:
 
     async def offer(self, tenant: str, products: Sequence[str], code: str | None, at_ms: int) -> Offer:
         """Products, code and the code's pool of the period that ``at_ms`` lies in, made here if it is the first."""
-        async with transaction(self._engine) as connection:
+        # One snapshot: a code and a pool of two different definitions would price by one and count by the other.
+        async with transaction(self._engine.execution_options(isolation_level="REPEATABLE READ")) as connection:
             found = await _load_products(connection, tenant, products)
-            # Locked when a pool may be made from it; a share suffices, and checkouts don't wait for each other.
-            definition = None if code is None else await _load_code(connection, tenant, code, lock=True)
+            definition = None if code is None else await _load_code(connection, tenant, code)
             if definition is None:
                 return Offer(found)
             period = period_key(definition.period, at_ms)
-            wanted = definition.pool(period)
-            present = await pool_rows.load_pools(connection, tenant, [wanted.pool])
-            pool = present[0] if present else await _make_pool(connection, wanted)
-            return Offer(found, definition, pool, period)
+            pools = await pool_rows.load_pools(connection, tenant, [definition.pool(period).pool])
+        if pools:
+            return Offer(found, definition, pools[0], period)
+        async with transaction(self._engine) as connection:
+            definition = await _load_code(connection, tenant, definition.code, lock=True)
+            if definition is None:
+                return Offer(found)
+            period = period_key(definition.period, at_ms)
+            return Offer(found, definition, await _make_pool(connection, definition.pool(period)), period)
 
     async def has_pool(self, tenant: str, pool: str) -> bool:
         """Whether a pool is defined."""
@@ -116,7 +121,10 @@ class PostgresCatalogue:
 
 
 async def _make_pool(connection: AsyncConnection, wanted: PoolDefinition) -> PoolDefinition:
-    """Insert the pool of a new period; of two that do so at once, the second takes what the first wrote."""
+    """Insert the pool of a new period; of two that do so at once, the second takes what the first wrote.
+
+    The caller holds a share of the code's row, so that no pool is made from a definition that is being replaced.
+    """
     statement = (
         insert(Pool)
         .values(
@@ -139,18 +147,16 @@ async def _make_pool(connection: AsyncConnection, wanted: PoolDefinition) -> Poo
 def _renewed(definition: CodeDefinition, old: PoolDefinition, now_ms: int) -> PoolDefinition | None:
     period = old.pool.removeprefix(pools_of(definition.code))
     try:
-        pool = definition.pool(period)
-        present = definition.pool(period_key(definition.period, now_ms))
+        _, ends_ms = bounds_of(definition.period, period)
     except Invalid:
         return None
-    starts_before = (pool.opens_at_ms or 0) < (present.opens_at_ms or 0)
-    return None if period != present.pool.removeprefix(pools_of(definition.code)) and starts_before else pool
+    return definition.pool(period) if ends_ms is None or ends_ms > now_ms else None
 
 
 async def _load_code(
     connection: AsyncConnection, tenant: str, code: str, *, lock: bool = False
 ) -> CodeDefinition | None:
-    statement = select(Code.__table__).where(Code.tenant == tenant, Code.code == code)
+    statement = select(*Code.__table__.c).where(Code.tenant == tenant, Code.code == code)
     row = (await connection.execute(statement.with_for_update(read=True) if lock else statement)).one_or_none()
     if row is None:
         return None
@@ -171,7 +177,7 @@ async def _load_code(
 
 async def _load_products(connection: AsyncConnection, tenant: str, products: Sequence[str]) -> dict[str, Product]:
     rows = await connection.execute(
-        select(ProductRow.__table__).where(ProductRow.tenant == tenant, ProductRow.id.in_(products))
+        select(*ProductRow.__table__.c).where(ProductRow.tenant == tenant, ProductRow.id.in_(products))
     )
     return {
         row.id: Product(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import Row, exists, func, select, text, update
+from sqlalchemy import exists, func, select, text, update
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -111,7 +111,7 @@ _COLUMNS = (
 )
 
 
-def _definition(row: Row[Any]) -> PoolDefinition:
+def _definition(row: Any) -> PoolDefinition:
     return PoolDefinition(
         tenant=row.tenant,
         pool=row.id,
