@@ -86,6 +86,17 @@ class OrderStatus(StrEnum):
     REFUNDED = "refunded"
 
 
+class OrderEvent(StrEnum):
+    """What an order's history tells."""
+
+    CREATED = "created"
+    PAID = "paid"
+    DUPLICATE_PAYMENT = "duplicate_payment"
+    REFUND_DUE = "refund_due"
+    RELEASED = "released"
+    CANCELLED = "cancelled"
+
+
 class AttemptStatus(StrEnum):
     """Life of one session or transaction at the provider, as far as we know it."""
 

@@ -55,7 +55,7 @@ class ReservationRow(Base):
     customer: Mapped[String | None]
     # "metadata" is taken by the declarative base, so only the column bears that name. JSON, not JSONB, keeps the
     # text as it was given, so that a rebuilt record equals the one that a script wrote.
-    metadata_: Mapped[dict[str, Any]] = mapped_column("metadata", JSON, server_default=text("'{}'"))
+    metadata_: Mapped[dict[str, Any]] = mapped_column("metadata", JSON)
     order_id: Mapped[Empty]
     code: Mapped[Empty]
     period: Mapped[Empty]

@@ -96,7 +96,7 @@ create table reservations (
     payment_ref text default '' not null,
     refused_payments text[] default '{}' not null,
     customer text,
-    metadata json default '{}' not null,
+    metadata json not null,
     order_id text default '' not null,
     code text default '' not null,
     period text default '' not null,

@@ -1,0 +1,246 @@
+"""What a settled reservation means for its order: status, payments, attempts, history.
+
+Called by the persister in the transaction that stores the outbox entry naming the settlement, and for an order
+without reservation by whoever settles it. A settlement takes effect once: only the change from ``stored`` to
+``applied`` has effects, and both are one transaction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+from sqlalchemy import Row, select, text
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from engine.domain import AttemptStatus, OrderEvent, OrderStatus, Outcome, PaymentStatus, SettlementKind
+from persistence.tables import Order, Payment, Settlement
+
+
+@dataclass(frozen=True, slots=True)
+class AppliedSettlement:
+    """A settlement that took effect in Redis (or for want of a reservation, here), and how it came out."""
+
+    settlement_id: str
+    outcome: Outcome
+    late: bool = False
+    over_cap: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Effect:
+    """What an outcome does to the order; None leaves alone. ``rank`` orders the effects of one batch on one order."""
+
+    rank: int
+    status: OrderStatus | None = None
+    only_from: tuple[OrderStatus, ...] = ()
+    payment: PaymentStatus | None = None
+    attempt: AttemptStatus | None = None
+    event: OrderEvent | None = None
+
+
+_RELEASED = Effect(1, OrderStatus.CANCELLED, (OrderStatus.PENDING,), attempt=AttemptStatus.EXPIRED)
+
+EFFECTS: Mapping[Outcome, Effect] = {
+    Outcome.COMPLETED: Effect(
+        2,
+        OrderStatus.PAID,
+        (OrderStatus.PENDING, OrderStatus.CANCELLED),
+        PaymentStatus.KEPT,
+        AttemptStatus.PAID,
+        OrderEvent.PAID,
+    ),
+    Outcome.ALREADY_COMPLETED: Effect(0, payment=PaymentStatus.KEPT),
+    Outcome.DUPLICATE_PAYMENT: Effect(
+        0, payment=PaymentStatus.REFUND_OWED, attempt=AttemptStatus.PAID, event=OrderEvent.DUPLICATE_PAYMENT
+    ),
+    Outcome.REFUND_DUE: Effect(
+        1,
+        OrderStatus.CANCELLED,
+        (OrderStatus.PENDING,),
+        PaymentStatus.REFUND_OWED,
+        AttemptStatus.PAID,
+        OrderEvent.REFUND_DUE,
+    ),
+    Outcome.RELEASED: Effect(
+        _RELEASED.rank, _RELEASED.status, _RELEASED.only_from, None, _RELEASED.attempt, OrderEvent.RELEASED
+    ),
+    Outcome.ALREADY_RELEASED: _RELEASED,
+    Outcome.CANCELLED: Effect(
+        3,
+        OrderStatus.CANCELLED,
+        (OrderStatus.PENDING, OrderStatus.PAID, OrderStatus.CONFIRMED),
+        event=OrderEvent.CANCELLED,
+    ),
+}
+"""The rules, as data. A payment is written only for a settlement that brings one."""
+
+_MARK_APPLIED = text("""
+update settlements as s
+set state = 'applied', outcome = n.outcome, applied_at = now(), last_error = null
+from json_to_recordset(cast(:rows as json))
+    as n(id text, outcome text, late boolean, over_cap bigint, position integer)
+where s.id = n.id and s.state = 'stored'
+returning s.id, s.kind, s.provider, s.tenant, s.order_id, s.session_id, s.payment_ref, s.amount_minor, s.currency,
+    n.outcome, n.late, n.over_cap, n.position
+""")
+
+_SET_ORDERS = text("""
+update orders as o set status = n.status, late = o.late or n.late
+from json_to_recordset(cast(:rows as json)) as n(order_id text, status text, only_from text[], late boolean)
+where o.id = n.order_id and o.status = any(n.only_from)
+""")
+
+_ADD_PAYMENTS = text("""
+insert into payments (tenant, order_id, provider, ref, amount_minor, currency, status, settlement_id)
+select * from json_to_recordset(cast(:rows as json)) as n(tenant text, order_id text, provider text, ref text,
+    amount_minor bigint, currency text, status text, settlement_id text)
+on conflict (provider, ref) do nothing
+""")
+
+_SET_ATTEMPTS = text("""
+update attempts as a set status = n.status
+from json_to_recordset(cast(:rows as json)) as n(provider text, session_id text, status text)
+where a.provider = n.provider and a.session_id = n.session_id
+    and (n.status = 'paid' or a.status in ('frozen', 'open'))
+""")
+
+_ADD_HISTORY = text("""
+insert into order_history (order_id, event, details, settlement_id)
+select * from json_to_recordset(cast(:rows as json))
+    as n(order_id text, event text, details jsonb, settlement_id text)
+on conflict (order_id, event, settlement_id) do nothing
+""")
+
+_OWE_REFUNDS = text("update payments set status = 'refund_owed' where order_id = any(:orders) and status = 'kept'")
+
+
+async def apply_settlements(connection: AsyncConnection, applied: Iterable[AppliedSettlement]) -> int:
+    """Mark settlements as applied and do to their orders what that means; answers how many took effect now.
+
+    One that was applied before, or that Postgres does not have as ``stored``, changes nothing. Where one stands here
+    twice, the first counts: a repeat in Redis changed nothing.
+    """
+    first: dict[str, AppliedSettlement] = {}
+    for one in applied:
+        first.setdefault(one.settlement_id, one)
+    rows = [
+        {"id": a.settlement_id, "outcome": a.outcome, "late": a.late, "over_cap": a.over_cap, "position": position}
+        for position, a in enumerate(first.values())
+    ]
+    if not rows:
+        return 0
+    marked = (await _execute(connection, _MARK_APPLIED, rows)).all()
+    await _affect_orders(connection, sorted(marked, key=lambda row: row.position))
+    return len(marked)
+
+
+async def settle_order(connection: AsyncConnection, settlement_id: str) -> Outcome | None:
+    """Settle an order that has no reservation, by its own state; None when the settlement is not ``stored``.
+
+    The order is locked first, so that two payments at one moment come out as one completion and one duplicate.
+    """
+    settlement = (
+        await connection.execute(
+            select(Settlement).where(Settlement.id == settlement_id, Settlement.state == "stored").with_for_update()
+        )
+    ).one_or_none()
+    if settlement is None or settlement.order_id is None:
+        return None
+    status = await connection.scalar(select(Order.status).where(Order.id == settlement.order_id).with_for_update())
+    if status is None:
+        return None
+    kept = await connection.scalars(
+        select(Payment.ref).where(Payment.order_id == settlement.order_id, Payment.status == PaymentStatus.KEPT)
+    )
+    outcome = _outcome_of(OrderStatus(status), SettlementKind(settlement.kind), settlement.payment_ref, set(kept))
+    await apply_settlements(connection, [AppliedSettlement(settlement_id, outcome)])
+    return outcome
+
+
+def _outcome_of(status: OrderStatus, kind: SettlementKind, payment_ref: str | None, kept: set[str]) -> Outcome:
+    never_paid = status is OrderStatus.PENDING or (status is OrderStatus.CANCELLED and not kept)
+    paid = status in (OrderStatus.PAID, OrderStatus.CONFIRMED)
+    if kind is SettlementKind.COMPLETE:
+        if never_paid:
+            return Outcome.COMPLETED
+        # What brings no payment, or the payment that is kept, says nothing new.
+        return Outcome.ALREADY_COMPLETED if not payment_ref or payment_ref in kept else Outcome.DUPLICATE_PAYMENT
+    if kind is SettlementKind.RELEASE:
+        if status is OrderStatus.PENDING:
+            return Outcome.RELEASED
+        return Outcome.ALREADY_COMPLETED if paid else Outcome.ALREADY_RELEASED
+    if paid:
+        return Outcome.CANCELLED
+    return Outcome.ALREADY_CANCELLED if status is not OrderStatus.PENDING else Outcome.ILLEGAL_TRANSITION
+
+
+async def _affect_orders(connection: AsyncConnection, marked: Sequence[Row[Any]]) -> None:
+    orders: dict[str, dict[str, Any]] = {}
+    payments, attempts, history, owed = [], [], [], []
+    for row in marked:
+        effect = EFFECTS.get(Outcome(row.outcome))
+        if effect is None or row.order_id is None:
+            continue
+        if effect.status is not None and effect.rank >= orders.get(row.order_id, {"rank": 0})["rank"]:
+            orders[row.order_id] = _order_row(row, effect, orders.get(row.order_id))
+        if row.outcome == Outcome.CANCELLED:
+            owed.append(row.order_id)
+        if effect.payment is not None and row.payment_ref and row.amount_minor is not None:
+            payments.append(_payment_row(row, effect.payment))
+        if effect.attempt is not None and row.session_id:
+            attempts.append({"provider": row.provider, "session_id": row.session_id, "status": effect.attempt})
+        if effect.event is not None:
+            history.append(_history_row(row, effect.event))
+    await _execute_many(connection, _SET_ORDERS, list(orders.values()))
+    await _execute_many(connection, _ADD_PAYMENTS, payments)
+    await _execute_many(connection, _SET_ATTEMPTS, attempts)
+    await _execute_many(connection, _ADD_HISTORY, history)
+    if owed:
+        await connection.execute(_OWE_REFUNDS, {"orders": owed})
+
+
+def _order_row(row: Row[Any], effect: Effect, before: Mapping[str, Any] | None) -> dict[str, Any]:
+    # Released and then completed in one batch: the stored status is still the one before both.
+    only_from = {*effect.only_from, *(before["only_from"] if before else ())}
+    late = (row.late and row.outcome == Outcome.COMPLETED) or (before is not None and before["late"])
+    return {
+        "order_id": row.order_id,
+        "rank": effect.rank,
+        "status": effect.status,
+        "only_from": sorted(only_from),
+        "late": late,
+    }
+
+
+def _payment_row(row: Row[Any], status: PaymentStatus) -> dict[str, Any]:
+    return {
+        "tenant": row.tenant,
+        "order_id": row.order_id,
+        "provider": row.provider,
+        "ref": row.payment_ref,
+        "amount_minor": row.amount_minor,
+        "currency": row.currency,
+        "status": status,
+        "settlement_id": row.id,
+    }
+
+
+def _history_row(row: Row[Any], event: OrderEvent) -> dict[str, Any]:
+    details: dict[str, Any] = {"provider": row.provider}
+    if row.payment_ref:
+        details["payment_ref"] = row.payment_ref
+    if row.late:
+        details |= {"late": True, "over_cap": row.over_cap}
+    return {"order_id": row.order_id, "event": event, "details": details, "settlement_id": row.id}
+
+
+async def _execute(connection: AsyncConnection, statement: Any, rows: list[dict[str, Any]]) -> Any:
+    return await connection.execute(statement, {"rows": orjson.dumps(rows).decode()})
+
+
+async def _execute_many(connection: AsyncConnection, statement: Any, rows: list[dict[str, Any]]) -> None:
+    if rows:
+        await _execute(connection, statement, rows)
