@@ -56,7 +56,9 @@ class RedisServer(ServerProcess):
                 socket_timeout=ASK_SECONDS,
                 retry=Retry(NoBackoff(), 0),
             ) as client:
-                client.ping()
+                client.ping()  # refused while it still loads its data
+                answers_from = client.config_get("dir")["dir"]
         except (redis.ConnectionError, redis.TimeoutError, redis.BusyLoadingError):
             return False
-        return self.alive
+        # Another server may have the port, and answer while ours is on its way out.
+        return self.alive and Path(answers_from) == self.data_dir.resolve()
