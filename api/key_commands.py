@@ -6,16 +6,16 @@ import re
 from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from secrets import token_urlsafe
+from secrets import token_hex, token_urlsafe
 
 from engine.domain import IDENTIFIER_PATTERN, Scope
 from engine.errors import Invalid, Unknown
-from engine.identifiers import new_id
 from engine.settings import Settings
 from persistence.database import create_engine_from
 from persistence.repositories.keys import ApiKey, KeyRepository, hash_of
 
 _SECRET_BYTES = 32
+_ID_BYTES = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ async def create_key(settings: Settings, tenant: str | None, name: str, scopes: 
     if not scopes:
         raise Invalid("A key needs a scope.", fields={"scopes": "should name at least one scope"})
     secret = f"lp_{token_urlsafe(_SECRET_BYTES)}"
-    key = ApiKey(id=new_id(), tenant=tenant, name=name, scopes=frozenset(scopes))
+    key = ApiKey(id=token_hex(_ID_BYTES), tenant=tenant, name=name, scopes=frozenset(scopes))
     async with _repository(settings) as keys:
         await keys.add(key, hash_of(secret))
     return NewKey(key, secret)
