@@ -43,7 +43,8 @@ def check_currency(currency: str) -> str:
     Guessing the unit would charge a hundred times too much or too little.
     """
     known = currency.upper()
-    if known in _EXPONENT:
+    # The long s of old print becomes an S in capitals, hence ASCII only.
+    if currency.isascii() and known in _EXPONENT:
         return known
     raise Invalid(
         f"The currency {currency[:16]!r} is not known.",

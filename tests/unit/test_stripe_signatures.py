@@ -1,0 +1,388 @@
+"""Signed webhooks: what is trusted, what is refused, and what an authentic body is read as (cases C8, C9, D4)."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+from typing import Any
+
+import pytest
+import stripe
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine.errors import BadSignature, MalformedBody
+from engine.payments.paystack import PaystackEvents
+from engine.payments.port import EventKind, ProviderEvent
+from engine.payments.stripe_events import StripeEvents
+
+SECRET = "whsec_of_the_tests"
+KEY = "sk_test_of_the_tests"
+NOW = 1_750_000_000
+
+ODD_BODIES = {
+    "slashes": b'{"id":"evt_1","type":"a/b","url":"https:\\/\\/x\\/y"}',
+    "escaped_quote": b'{"id":"evt_1","type":"t","name":"the \\"last\\" one"}',
+    "not_ascii": '{"id":"evt_1","type":"t","name":"Crème brûlée 🍮"}'.encode(),
+    "escaped_not_ascii": b'{"id":"evt_1","type":"t","name":"Cr\\u00e8me"}',
+    "fraction": b'{"id":"evt_1","type":"t","rate":1.0}',
+    "key_order": b'{"type":"t","zebra":1,"id":"evt_1","apple":2}',
+    "trailing_newline": b'{"id":"evt_1","type":"t"}\n',
+    "spaces": b'{ "id" : "evt_1",\r\n\t"type" : "t" }',
+}
+
+
+def signed(body: bytes, at: int = NOW, secret: str = SECRET) -> str:
+    """A header as the library itself makes it."""
+    header = stripe.WebhookSignature.generate_signature_header(body.decode(), secret, at)
+    assert isinstance(header, str)
+    return header
+
+
+def paystack_signed(body: bytes, secret: str = KEY) -> str:
+    return hmac.new(secret.encode(), body, hashlib.sha512).hexdigest()
+
+
+def stripe_event(event_type: str = "checkout.session.completed", **session: Any) -> bytes:
+    found = {
+        "id": "cs_test_1",
+        "object": "checkout.session",
+        "amount_total": 1250,
+        "currency": "gbp",
+        "metadata": {"lastportion_order": "ord-1", "lastportion_tenant": "demo"},
+        "payment_intent": "pi_1",
+        "payment_status": "paid",
+        "status": "complete",
+    } | session
+    event = {"id": "evt_1", "object": "event", "created": NOW, "type": event_type, "data": {"object": found}}
+    return json.dumps(event).encode()
+
+
+def paystack_event(**data: Any) -> bytes:
+    found = {"reference": "ref-1", "amount": 10000, "currency": "NGN", "status": "success", "metadata": None} | data
+    return json.dumps({"event": "charge.success", "data": found}).encode()
+
+
+def read(body: bytes) -> ProviderEvent:
+    return StripeEvents(SECRET).verify(body, signed(body), NOW)
+
+
+# What is trusted
+
+
+@pytest.mark.parametrize("body", ODD_BODIES.values(), ids=ODD_BODIES.keys())
+def test_bodies_are_verified_as_they_came(body: bytes) -> None:
+    assert read(body).dedup_key == "evt_1"
+    paystack_body = body.replace(b'"type"', b'"event"')
+    event = PaystackEvents(KEY).verify(paystack_body, paystack_signed(paystack_body))
+    assert event.kind is EventKind.FOREIGN
+
+
+@pytest.mark.parametrize("body", ODD_BODIES.values(), ids=ODD_BODIES.keys())
+def test_one_changed_byte_anywhere_is_refused(body: bytes) -> None:
+    header, paystack_header = signed(body), paystack_signed(body)
+    for place in range(len(body)):
+        changed = body[:place] + bytes([body[place] ^ 1]) + body[place + 1 :]
+        with pytest.raises(BadSignature):
+            StripeEvents(SECRET).verify(changed, header, NOW)
+        with pytest.raises(BadSignature):
+            PaystackEvents(KEY).verify(changed, paystack_header)
+
+
+@pytest.mark.parametrize("changed", [b"", b" ", b"\n"])
+def test_a_body_cut_or_padded_is_refused(changed: bytes) -> None:
+    body = stripe_event()
+    for other in (body[:-1], body + changed if changed else body[1:]):
+        with pytest.raises(BadSignature):
+            StripeEvents(SECRET).verify(other, signed(body), NOW)
+        with pytest.raises(BadSignature):
+            PaystackEvents(KEY).verify(other, paystack_signed(body))
+
+
+@pytest.mark.parametrize("off", [-300, -299, 0, 299, 300])
+@pytest.mark.parametrize("fraction", [0.0, 0.999])
+def test_stamps_within_the_tolerance_are_taken(off: int, fraction: float) -> None:
+    body = stripe_event()
+    assert StripeEvents(SECRET).verify(body, signed(body, NOW + off), NOW + fraction).kind is EventKind.PAID
+
+
+@pytest.mark.parametrize("off", [-100_000, -301, 301, 100_000])
+def test_stamps_beyond_the_tolerance_are_refused_both_ways(off: int) -> None:
+    body = stripe_event()
+    with pytest.raises(BadSignature, match="time stamp"):
+        StripeEvents(SECRET).verify(body, signed(body, NOW + off), NOW)
+
+
+def test_the_tolerance_is_a_setting() -> None:
+    body = stripe_event()
+    assert StripeEvents(SECRET, tolerance_seconds=5).verify(body, signed(body, NOW - 5), NOW).session_id == "cs_test_1"
+    with pytest.raises(BadSignature):
+        StripeEvents(SECRET, tolerance_seconds=5).verify(body, signed(body, NOW - 6), NOW)
+
+
+def test_a_changed_stamp_is_refused() -> None:
+    body = stripe_event()
+    with pytest.raises(BadSignature):
+        StripeEvents(SECRET).verify(body, signed(body).replace(f"t={NOW}", f"t={NOW + 1}"), NOW)
+
+
+def test_one_right_signature_among_several_is_enough() -> None:
+    body = stripe_event()
+    stamp, right = signed(body).split(",")
+    rolled = f"{stamp},v1={'0' * 64},{right},v0=old"
+    assert StripeEvents(SECRET).verify(body, rolled, NOW).kind is EventKind.PAID
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        None,
+        "",
+        " ",
+        ",",
+        "t=",
+        "t",
+        "t=x,v1=00",
+        f"t={NOW}",
+        f"t={NOW},v1=",
+        f"t={NOW},v0=00",
+        f"t={'9' * 5000},v1=00",
+        f"t={NOW},v1=ünïcode",
+        "v1=00",
+    ],
+)
+def test_a_header_that_signs_nothing_is_refused(header: str | None) -> None:
+    with pytest.raises(BadSignature):
+        StripeEvents(SECRET).verify(stripe_event(), header, NOW)
+
+
+@pytest.mark.parametrize("secret", ["", " ", "\t\n"])
+def test_without_a_secret_nothing_is_trusted(secret: str) -> None:
+    body = stripe_event()
+    with pytest.raises(BadSignature):
+        StripeEvents(secret).verify(body, signed(body, secret=secret), NOW)
+    with pytest.raises(BadSignature):
+        PaystackEvents(secret).verify(body, paystack_signed(body, secret))
+
+
+def test_another_secret_is_refused() -> None:
+    body = stripe_event()
+    with pytest.raises(BadSignature):
+        StripeEvents(SECRET).verify(body, signed(body, secret="whsec_other"), NOW)
+    with pytest.raises(BadSignature):
+        PaystackEvents(KEY).verify(body, paystack_signed(body, "sk_other"))
+
+
+@pytest.mark.parametrize("header", [None, "", "00", "é" * 128, "sha512=00"])
+def test_a_paystack_header_that_signs_nothing_is_refused(header: str | None) -> None:
+    with pytest.raises(BadSignature):
+        PaystackEvents(KEY).verify(paystack_event(), header)
+
+
+def test_each_provider_has_its_own_hash() -> None:
+    body = paystack_event()
+    sha256 = hmac.new(KEY.encode(), body, hashlib.sha256).hexdigest()
+    with pytest.raises(BadSignature):
+        PaystackEvents(KEY).verify(body, sha256)
+    sha512 = hmac.new(SECRET.encode(), f"{NOW}.".encode() + body, hashlib.sha512).hexdigest()
+    with pytest.raises(BadSignature):
+        StripeEvents(SECRET).verify(body, f"t={NOW},v1={sha512}", NOW)
+
+
+@given(st.binary(max_size=200), st.text(max_size=80))
+def test_noise_is_refused_and_never_breaks(body: bytes, header: str) -> None:
+    with pytest.raises(BadSignature):
+        StripeEvents(SECRET).verify(body, header, NOW)
+    with pytest.raises(BadSignature):
+        PaystackEvents(KEY).verify(body, header)
+
+
+# What an authentic body is read as
+
+
+@pytest.mark.parametrize(
+    ("event_type", "payment_status", "kind"),
+    [
+        ("checkout.session.completed", "paid", EventKind.PAID),
+        ("checkout.session.completed", "no_payment_required", EventKind.PAID),
+        ("checkout.session.completed", "unpaid", EventKind.UNPAID),
+        ("checkout.session.expired", "unpaid", EventKind.EXPIRED),
+        ("checkout.session.async_payment_succeeded", "paid", EventKind.PAID),
+        ("checkout.session.async_payment_failed", "unpaid", EventKind.EXPIRED),
+        ("checkout.session.something_new", "unpaid", EventKind.FOREIGN),
+    ],
+)
+def test_session_events_are_reduced_to_what_matters(event_type: str, payment_status: str, kind: EventKind) -> None:
+    event = read(stripe_event(event_type, payment_status=payment_status))
+    assert (event.kind, event.type, event.dedup_key) == (kind, event_type, "evt_1")
+    assert (event.session_id, event.amount_minor, event.currency) == ("cs_test_1", 1250, "GBP")
+    assert (event.marked_order_id, event.marked_tenant, event.created_at_s) == ("ord-1", "demo", NOW)
+    assert event.payment_ref == (None if kind is EventKind.EXPIRED else "pi_1")
+
+
+@pytest.mark.parametrize(
+    ("intent", "reference"), [("pi_2", "pi_2"), ({"id": "pi_3", "amount": 5}, "pi_3"), (None, "cs_test_1")]
+)
+def test_a_payment_is_named_by_its_intent_or_else_its_session(intent: object, reference: str) -> None:
+    assert read(stripe_event(payment_intent=intent)).payment_ref == reference
+
+
+@pytest.mark.parametrize("metadata", [None, {}, {"other": "x"}])
+def test_without_our_mark_there_is_none(metadata: object) -> None:
+    event = read(stripe_event(metadata=metadata))
+    assert (event.marked_order_id, event.marked_tenant) == (None, None)
+    assert event.session_id == "cs_test_1"
+
+
+@pytest.mark.parametrize(
+    ("amount", "currency", "minor"), [(80, "jpy", 80), (8000, "jpy", 8000), (10000, "ugx", 100), (10050, "ugx", None)]
+)
+def test_amounts_come_in_our_minor_units(amount: int, currency: str, minor: int | None) -> None:
+    assert read(stripe_event(amount_total=amount, currency=currency)).amount_minor == minor
+
+
+@pytest.mark.parametrize("event_type", ["invoice.paid", "charge.refunded", "v2.core.account.updated"])
+def test_what_is_not_about_a_session_is_foreign(event_type: str) -> None:
+    event = read(json.dumps({"id": "evt_9", "type": event_type, "created": "2025-06-15T00:00:00Z"}).encode())
+    assert (event.kind, event.dedup_key, event.session_id) == (EventKind.FOREIGN, "evt_9", None)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"{",
+        b"null",
+        b"[]",
+        b'"text"',
+        b"12",
+        b"{}",
+        b"[" * 100_000,
+        b'{"a":' * 100_000,
+        b'{"id":"evt_1"}',
+        b'{"id":1,"type":"t"}',
+        b'{"id":"evt_1","type":null}',
+        b'{"id":"","type":"t"}',
+        b'{"id":"evt_\\u0000","type":"t"}',
+        b'{"id":"evt_1","type":"checkout.session.completed"}',
+        b'{"id":"evt_1","type":"checkout.session.completed","data":[]}',
+        b'{"id":"evt_1","type":"checkout.session.completed","data":{"object":"cs_1"}}',
+    ],
+)
+def test_an_authentic_body_that_is_no_event_is_malformed(body: bytes) -> None:
+    with pytest.raises(MalformedBody):
+        read(body)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"id": None},
+        {"id": 7},
+        {"amount_total": "1250"},
+        {"amount_total": 12.5},
+        {"amount_total": True},
+        {"amount_total": -1},
+        {"amount_total": 2**64},
+        {"currency": 5},
+        {"payment_status": None},
+        {"payment_status": ["paid"]},
+        {"payment_intent": 5},
+        {"payment_intent": {}},
+        {"payment_intent": []},
+        {"metadata": "text"},
+        {"metadata": [1]},
+        {"metadata": {"lastportion_order": 5}},
+    ],
+)
+def test_a_session_with_a_wrong_type_is_malformed(wrong: dict[str, Any]) -> None:
+    with pytest.raises(MalformedBody):
+        read(stripe_event(**wrong))
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=10),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=5,
+)
+session_fields = st.sampled_from(
+    ["id", "amount_total", "currency", "metadata", "payment_intent", "payment_status", "status"]
+)
+
+
+@given(st.dictionaries(session_fields, json_values, max_size=7))
+def test_whatever_stands_in_a_session_it_is_read_or_malformed(fields: dict[str, Any]) -> None:
+    try:
+        event = read(stripe_event(**fields))
+    except MalformedBody:
+        return
+    assert event.session_id
+    assert event.amount_minor is None or event.amount_minor >= 0
+
+
+# Paystack
+
+
+@pytest.mark.parametrize(
+    "metadata",
+    [None, "", 0, {}, [], "not json", "[1]", '{"lastportion_order": 5}', {"lastportion_order": ""}],
+)
+def test_paystack_metadata_of_any_shape_is_a_help_and_no_need(metadata: object) -> None:
+    body = paystack_event(metadata=metadata)
+    event = PaystackEvents(KEY).verify(body, paystack_signed(body))
+    assert (event.kind, event.session_id, event.marked_order_id) == (EventKind.PAID, "ref-1", None)
+
+
+@pytest.mark.parametrize("shape", [dict, json.dumps])
+def test_paystack_metadata_carries_our_mark_as_object_or_text(shape: Any) -> None:
+    body = paystack_event(metadata=shape({"lastportion_order": "ord-1", "lastportion_tenant": "demo"}))
+    event = PaystackEvents(KEY).verify(body, paystack_signed(body))
+    assert (event.marked_order_id, event.marked_tenant) == ("ord-1", "demo")
+
+
+def test_paystack_events_are_told_apart_by_what_they_say() -> None:
+    def key(**data: Any) -> str:
+        body = paystack_event(**data)
+        return PaystackEvents(KEY).verify(body, paystack_signed(body)).dedup_key
+
+    assert key() == key(id=5) == "charge.success|ref-1|10000|NGN|success"
+    different = {key(), key(amount=9999), key(currency="GHS"), key(status="reversed"), key(reference="ref-2")}
+    assert len(different) == 5
+
+
+def test_a_paystack_charge_that_did_not_succeed_settles_nothing() -> None:
+    body = paystack_event(status="reversed")
+    assert PaystackEvents(KEY).verify(body, paystack_signed(body)).kind is EventKind.FOREIGN
+
+
+def test_a_paystack_amount_may_be_text() -> None:
+    body = paystack_event(amount="10000")
+    assert PaystackEvents(KEY).verify(body, paystack_signed(body)).amount_minor == 10000
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"reference": None},
+        {"reference": 5},
+        {"amount": None},
+        {"amount": "1e4"},
+        {"amount": "٣"},
+        {"amount": 1.5},
+        {"amount": False},
+        {"amount": -1},
+        {"currency": None},
+        {"status": 1},
+    ],
+)
+def test_a_paystack_charge_with_a_wrong_type_is_malformed(wrong: dict[str, Any]) -> None:
+    body = paystack_event(**wrong)
+    with pytest.raises(MalformedBody):
+        PaystackEvents(KEY).verify(body, paystack_signed(body))
+
+
+@pytest.mark.parametrize("body", [b"", b"null", b"[]", b"{}", b'{"event":5}', b'{"event":"charge.success","data":[]}'])
+def test_an_authentic_paystack_body_that_is_no_event_is_malformed(body: bytes) -> None:
+    with pytest.raises(MalformedBody):
+        PaystackEvents(KEY).verify(body, paystack_signed(body))
