@@ -40,8 +40,12 @@ class DataFolder:
                 running = self._read("running.json")
                 where = f" (process {running['pid']}, {running['url']})" if running else ""
                 raise DevRefused(f"Lastportion already runs in this folder{where}: stop that one first.") from None
+            self._clear()  # what a killed run left
             yield
-            (self.path / "running.json").unlink(missing_ok=True)
+            self._clear()
+
+    def _clear(self) -> None:
+        (self.path / "running.json").unlink(missing_ok=True)
 
     def announce(self, **facts: Any) -> None:
         """Write down where this run is reached, for other commands in this folder."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import structlog
@@ -29,19 +30,20 @@ class Kept:
 class Supervisor:
     """Children in the order of their start; they are stopped in the opposite one."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.kept: list[Kept] = []
+        self._clock = clock
 
     def start(self, child: ChildProcess) -> None:
         """Start a child and keep it running from now on; raises ServerFailed when it does not come up."""
         # Kept first: should we be interrupted while it starts, stop() has to know of it.
-        self.kept.append(Kept(child, time.monotonic()))
+        self.kept.append(Kept(child, self._clock()))
         child.start()
 
     def look(self) -> None:
         """Start again what has died and whose pause is over."""
         for kept in self.kept:
-            now = time.monotonic()
+            now = self._clock()
             if kept.child.alive:
                 if now - kept.started_at > STEADY_AFTER_SECONDS:
                     kept.deaths = 0
@@ -60,7 +62,7 @@ class Supervisor:
         self.kept.clear()
 
     def _start_again(self, kept: Kept) -> None:
-        kept.started_at = time.monotonic()
+        kept.started_at = self._clock()
         kept.due_at = None
         try:
             kept.child.start()
