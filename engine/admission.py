@@ -26,6 +26,8 @@ class AdmissionState:
         self._admitted: Admitted | None = None
         self.lost = asyncio.Event()
         """Set when admission has to look at once, before its next turn."""
+        self.ready = asyncio.Event()
+        """Set while admitted."""
         self.full_partitions: frozenset[int] = frozenset()
         """Partitions whose outbox holds ``outbox_limit`` entries past the committed offset; kept by admission."""
 
@@ -37,8 +39,10 @@ class AdmissionState:
         """Called by admission once the scripts of this epoch are loaded."""
         self._admitted = admitted
         self.lost.clear()
+        self.ready.set()
 
     def revoke(self) -> None:
         """Called by whoever sees that the server is not the one that was admitted."""
         self._admitted = None
+        self.ready.clear()
         self.lost.set()

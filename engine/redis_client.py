@@ -33,6 +33,8 @@ def create_redis(settings: Settings, *, blocking: bool = False, connections: int
         max_connections=connections or settings.redis_connections,
         timeout=settings.redis_timeout_seconds,
         decode_responses=True,
+        # One entry that is no UTF-8 must not stop the reader for good: it is read, found to be broken and set aside.
+        encoding_errors="replace" if blocking else "strict",
         protocol=3,
         socket_connect_timeout=settings.redis_timeout_seconds,
         socket_timeout=None if blocking else settings.redis_timeout_seconds,
