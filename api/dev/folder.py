@@ -41,8 +41,10 @@ class DataFolder:
                 where = f" (process {running['pid']}, {running['url']})" if running else ""
                 raise DevRefused(f"Lastportion already runs in this folder{where}: stop that one first.") from None
             self._clear()  # what a killed run left
-            yield
-            self._clear()
+            try:
+                yield
+            finally:
+                self._clear()
 
     def _clear(self) -> None:
         (self.path / "running.json").unlink(missing_ok=True)

@@ -1,0 +1,176 @@
+"""``lastportion dev`` as a stranger runs it: a real process in an empty folder, its servers, a checkout, its end."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from api.servers import free_port
+from tests.processes import children_of, descendants_of, gone, wait_for
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+KEY = {"Authorization": "Bearer lp_dev"}
+
+
+class DevRun:
+    """One run of ``dev`` in a folder; ``lines`` is what it has printed."""
+
+    def __init__(self, folder: Path, port: int, **environment: str) -> None:
+        self.folder = folder
+        self.port = port
+        self.url = f"http://127.0.0.1:{port}"
+        self.output = folder / f"output-{port}.txt"
+        inherited = {name: text for name, text in os.environ.items() if not name.upper().startswith("LASTPORTION_")}
+        with self.output.open("ab") as output:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "api.cli", "dev"],
+                cwd=folder,
+                env={**inherited, "PYTHONPATH": str(REPOSITORY), "PORT": str(port), **environment},
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    @property
+    def said(self) -> str:
+        return self.output.read_text(errors="replace")
+
+    def wait_until_ready(self) -> None:
+        wait_for(
+            lambda: "Ctrl-C stops all of it" in self.said or self.process.poll() is not None, "dev to be ready", 120
+        )
+        assert self.process.poll() is None, self.said
+
+    def pid_of(self, part: str) -> int:
+        """The child whose command line contains ``part``."""
+        found = [pid for pid in children_of(self.process.pid) if part in command_of(pid)]
+        assert len(found) == 1, f"{part}: {found}"
+        return found[0]
+
+    def ready(self) -> bool:
+        try:
+            return httpx.get(f"{self.url}/readyz", timeout=5).is_success
+        except httpx.TransportError:
+            return False
+
+    def get(self, path: str) -> dict[str, Any]:
+        answer = httpx.get(f"{self.url}{path}", headers=KEY, timeout=10)
+        assert answer.is_success, answer.text
+        return dict(answer.json())
+
+
+def command_of(pid: int) -> str:
+    return subprocess.run(
+        ["ps", "-ww", "-o", "args=", "-p", str(pid)],  # noqa: S607
+        capture_output=True,
+        text=True,
+        check=False,
+    ).stdout
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Iterator[DevRun]:
+    dev = DevRun(tmp_path, free_port())
+    yield dev
+    end(dev)
+
+
+def end(dev: DevRun) -> None:
+    """Leave nothing behind, whatever the test did."""
+    dev.process.send_signal(signal.SIGTERM)
+    dev.process.wait(60)
+
+
+def checkout_of(dev: DevRun) -> dict[str, Any]:
+    """Do what the printed curl line says, and give the answer."""
+    line = re.search(r"^\s*(curl .*)$", dev.said, re.MULTILINE)
+    assert line is not None, dev.said
+    done = subprocess.run(shlex.split(line[1]), capture_output=True, text=True, check=True)
+    return dict(json.loads(done.stdout))
+
+
+def test_a_code_is_redeemed_and_servers_that_die_come_back(run: DevRun) -> None:
+    run.wait_until_ready()
+    made = checkout_of(run)
+    assert made["discount_minor"] > 0
+    assert run.get("/v1/codes/SCHOOL10")["usage"]["reserved"] == 1
+    paid = httpx.post(f"{run.url}/sandbox/sessions/{made['session_id']}/pay", timeout=30)
+    assert paid.is_success, paid.text
+    wait_for(lambda: run.get(f"/v1/orders/{made['order_id']}")["status"] == "paid", "the order to be paid")
+    wait_for(lambda: run.get("/v1/codes/SCHOOL10")["usage"]["completed"] == 1, "the code to be counted")
+
+    for part in ("redis-server", "bin/postgres", "cli persist", "cli work", "cli serve"):
+        victim = run.pid_of(part)
+        os.kill(victim, signal.SIGKILL)
+        wait_for(lambda victim=victim: victim not in children_of(run.process.pid), f"{part} to be gone")
+        wait_for(run.ready, f"dev to be ready again without {part}")
+        wait_for(
+            lambda part=part: any(part in command_of(pid) for pid in children_of(run.process.pid)), f"a new {part}"
+        )
+    assert run.get("/v1/codes/SCHOOL10")["usage"]["completed"] == 1
+
+
+def test_ctrl_c_stops_everything_and_a_new_run_has_the_data(tmp_path: Path) -> None:
+    first = DevRun(tmp_path, free_port())
+    first.wait_until_ready()
+    answer = httpx.put(f"{first.url}/v1/pools/kept", json={"cap": 3}, headers=KEY, timeout=10)
+    assert answer.is_success, answer.text
+    body = {"id": "held", "claims": [{"pool": "kept", "quantity": 2}], "ttl_seconds": 3600}
+    assert httpx.post(f"{first.url}/v1/reservations", json=body, headers=KEY, timeout=10).status_code == 201
+    second = DevRun(tmp_path, free_port())
+    assert second.process.wait(60) == 1
+    assert "already runs in this folder" in second.said
+    processes = descendants_of(first.process.pid)
+    assert len(processes) >= 5
+    first.process.send_signal(signal.SIGINT)
+    assert first.process.wait(60) == 0
+    assert [pid for pid in processes if not gone(pid)] == []
+
+    again = DevRun(tmp_path, free_port())
+    again.wait_until_ready()
+    assert again.get("/v1/pools/kept")["reserved"] == 2
+    end(again)
+
+
+def test_a_dev_that_is_killed_takes_everything_with_it(run: DevRun) -> None:
+    run.wait_until_ready()
+    processes = descendants_of(run.process.pid)
+    assert len(processes) >= 5
+    run.process.kill()
+    run.process.wait()
+    wait_for(lambda: all(gone(pid) for pid in processes), "every process to end")
+    again = DevRun(run.folder, run.port)
+    again.wait_until_ready()
+    end(again)
+
+
+def test_a_taken_port_is_said_in_a_sentence(run: DevRun, tmp_path: Path) -> None:
+    run.wait_until_ready()
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    second = DevRun(elsewhere, run.port)
+    assert second.process.wait(60) == 1
+    assert second.said.strip() == (
+        f"Port {run.port} is taken by another program: stop that one, or choose another port with PORT=."
+    )
+
+
+def test_stopping_while_it_starts_leaves_nothing(tmp_path: Path) -> None:
+    dev = DevRun(tmp_path, free_port())
+    wait_for(lambda: "Starting PostgreSQL" in dev.said, "dev to be on its way")
+    processes = descendants_of(dev.process.pid)
+    dev.process.send_signal(signal.SIGTERM)
+    assert dev.process.wait(60) == 0, dev.said
+    wait_for(lambda: all(gone(pid) for pid in processes), "every process to end")
