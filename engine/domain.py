@@ -90,6 +90,10 @@ class OrderEvent(StrEnum):
     """What an order's history tells."""
 
     CREATED = "created"
+    SESSION_OPENED = "session_opened"
+    ATTEMPT_FAILED = "attempt_failed"
+    PAYMENT_PENDING = "payment_pending"
+    AMOUNT_MISMATCH = "amount_mismatch"
     PAID = "paid"
     DUPLICATE_PAYMENT = "duplicate_payment"
     REFUND_DUE = "refund_due"

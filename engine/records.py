@@ -189,4 +189,4 @@ def encode_holdings(completed: int, holdings: Iterable[Holding]) -> str:
 
 def bucket(pool: str, second: int) -> str:
     """A bucket's name: its field in the tenant hash and its member in the sorted set of expiries."""
-    return f"{pool}|{second:010d}"
+    return f"{pool}|{second}"

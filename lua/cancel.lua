@@ -48,7 +48,7 @@ if record.state ~= 'C' then
 end
 
 record.state = 'X'
-record.ended = string.format('%.0f', now_ms)
+record.ended = now_ms
 record.restocked = restock
 record.version = record.version + 1
 append(outbox_key, tenant, id, record_text(record), settlement, 'cancelled', record.payment)

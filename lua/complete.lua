@@ -83,8 +83,8 @@ local STRICTNESS = { h = 1, f = 2, r = 3 }
 local function is_refund_due(over)
   local strictest = 'h'
   for _, claim in ipairs(claims) do
-    if claim.pool and STRICTNESS[claim.pool.late] > STRICTNESS[strictest] then
-      strictest = claim.pool.late
+    if claim.pool and STRICTNESS[claim.late] > STRICTNESS[strictest] then
+      strictest = claim.late
     end
   end
   return strictest == 'r' or (strictest == 'f' and over > 0)
@@ -99,7 +99,7 @@ local function refuse_late_payment()
   refuse_payment(record, payment)
   local was_reserved = record.state == 'R'
   if was_reserved then
-    record.ended = string.format('%.0f', now_ms)
+    record.ended = now_ms
   end
   local before = { state = record.state, expires = record.expires }
   record.state = 'L'
@@ -109,7 +109,6 @@ local function refuse_late_payment()
     uncount(tenant_key, expiries_key, before, claim)
     if claim.is_limited and was_reserved then
       drop_holding(claim.holdings, id)
-      claim.holdings.dirty = true
     end
   end
   write_claims(tenant_key, claims)
@@ -121,16 +120,15 @@ local function complete(is_late, over)
   local before = { state = record.state, expires = record.expires }
   local counted = {}
   for position, claim in ipairs(claims) do
-    local is_limited = claim.is_limited or (claim.pool and claim.pool.per_customer and record.customer ~= '')
+    local is_limited = claim.is_limited or (claim.per_customer ~= nil and record.customer ~= '')
     counted[position] = is_limited and '1' or '0'
     if is_limited then
       drop_holding(claim.holdings, id)
       claim.holdings.completed = claim.holdings.completed + claim.quantity
-      claim.holdings.dirty = true
     end
   end
   record.state = 'C'
-  record.completed = string.format('%.0f', now_ms)
+  record.completed = now_ms
   record.payment = payment
   record.late = is_late and '1' or ''
   record.over = over
@@ -176,12 +174,6 @@ if not sweep_all() then
   delete_swept(sweep, tenant_key, expiries_key)
   write_claims(tenant_key, claims)
   return 'roll'
-end
--- What the sweep dropped is in no bucket any more.
-for _, claim in ipairs(claims) do
-  if claim.pool and record.expires <= claim.pool.swept_to then
-    claim.in_bucket = nil
-  end
 end
 local over = 0
 for _, claim in ipairs(claims) do

@@ -25,17 +25,20 @@ local build, text = values[1], values[2]
 if build ~= BUILD and not (first == '1' and not build and redis.call('GET', mark_key) == EPOCH) then
   return 'not_ready'
 end
-local pool = text and parse_pool(name, text)
-if pool and tonumber(pool.rev) >= rev then
-  return 'defined|' .. text
+local counts = { completed = 0, reserved = 0, first = 0, swept_to = 0 }
+if text then
+  counts = parse_pool(name, text)
+  local stored_rev = select(6, parse_rules(counts))
+  if tonumber(stored_rev) >= rev then
+    return 'defined|' .. text
+  end
 end
-local counts = pool or { completed = 0, reserved = 0, first = 0, swept_to = 0 }
 counts.definition = definition
 local defined = pool_text(counts)
 if not build then
   redis.call('HSET', tenant_key, '!build', BUILD)
   if clock_offset > 0 then
-    redis.call('HSET', tenant_key, '!clock', string.format('%.0f', clock_offset))
+    redis.call('HSET', tenant_key, '!clock', clock_offset)
   end
 end
 redis.call('HSET', tenant_key, name, defined)

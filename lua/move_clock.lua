@@ -18,6 +18,6 @@ if values[1] ~= BUILD then
   return 'not_ready'
 end
 if offset > tonumber(values[2] or 0) then
-  redis.call('HSET', tenant_key, '!clock', string.format('%.0f', offset))
+  redis.call('HSET', tenant_key, '!clock', offset)
 end
 return 'defined'

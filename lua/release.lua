@@ -49,14 +49,13 @@ end
 
 local before = { state = record.state, expires = record.expires }
 record.state = 'L'
-record.ended = string.format('%.0f', now_ms)
+record.ended = now_ms
 record.version = record.version + 1
 append(outbox_key, tenant, id, record_text(record), settlement, 'released', '')
 for _, claim in ipairs(claims) do
   uncount(tenant_key, expiries_key, before, claim)
   if claim.is_limited then
     drop_holding(claim.holdings, id)
-    claim.holdings.dirty = true
   end
 end
 write_claims(tenant_key, claims)

@@ -30,8 +30,8 @@ end
 if not text then
   return 'unknown_pool'
 end
-local pool = parse_pool(name, text)
-if pool.rev ~= rev then
+local stored_rev = select(6, parse_rules(parse_pool(name, text)))
+if stored_rev ~= rev then
   return 'stale'
 end
 -- Buckets would outlive the pool and be counted into a later one of the same name.

@@ -30,243 +30,236 @@ REPLIES (one for each reservation, in order)
 --@include outbox
 --@include pools
 --@include customers
---@include records
 
 local tenant_key, expiries_key, outbox_key = KEYS[1], KEYS[2], KEYS[3]
 local RECORDS_BEFORE = 3
 local tenant, count = ARGV[1], tonumber(ARGV[2])
+local FIRST_REQUEST, REQUEST_LENGTH, CLAIM_LENGTH = 3, 6, 3
 
 local now_ms = read_clock(tenant_key)
-local sweep = { left = SWEEP_BUDGET, buckets = {} }
-local requests, pools, counters, buckets = {}, {}, {}, {}
 
--- Reads every request, and in one HMGET all that any of them may need of the tenant hash.
-local function read_requests()
-  local fields, seen, at = { '!build' }, {}, 3
-  local function want(field)
-    if not seen[field] then
-      seen[field] = true
-      fields[#fields + 1] = field
-    end
+-- All that any request may need of the tenant hash, in one HMGET: pool, bucket and counter for each claim.
+local fields, ends, wanted, at = { '!build' }, {}, 1, FIRST_REQUEST
+for index = 1, count do
+  local expires = math.ceil((now_ms + ARGV[at + 1]) / 1000)
+  local bucket_suffix, counter_suffix = '|' .. expires, '||' .. ARGV[at + 4]
+  ends[index] = expires
+  local claims = ARGV[at + 5]
+  at = at + REQUEST_LENGTH
+  for _ = 1, claims do
+    local name = ARGV[at]
+    fields[wanted + 1], fields[wanted + 2], fields[wanted + 3] = name, name .. bucket_suffix, name .. counter_suffix
+    wanted, at = wanted + 3, at + CLAIM_LENGTH
   end
-  for index = 1, count do
-    local request = { id = ARGV[at], ttl = ARGV[at + 1], fingerprint = ARGV[at + 2], tail = ARGV[at + 3],
-      customer = ARGV[at + 4], claims = {} }
-    local expires = math.ceil((now_ms + request.ttl) / 1000)
-    local claims = tonumber(ARGV[at + 5])
-    at = at + 6
-    for position = 1, claims do
-      local name = ARGV[at]
-      local claim = { name = name, quantity = tonumber(ARGV[at + 1]), rev = ARGV[at + 2] }
-      at = at + 3
-      want(name)
-      want(bucket_name(name, expires))
-      if request.customer ~= '' then
-        claim.counter = customer_field(name, request.customer)
-        want(claim.counter)
-      end
-      request.claims[position] = claim
-    end
-    request.expires = expires
-    requests[index] = request
-  end
-  return fields, redis.call('HMGET', tenant_key, unpack(fields))
 end
-
-local fields, values = read_requests()
+local values = redis.call('HMGET', tenant_key, unpack(fields))
+local replies = {}
 if values[1] ~= BUILD then
-  local replies = {}
   for index = 1, count do
     replies[index] = 'not_ready'
   end
   return replies
 end
-local stored = {}
-for index = 2, #fields do
-  stored[fields[index]] = values[index]
-end
 
-local function pool_named(name)
+local sweep = { left = SWEEP_BUDGET, buckets = {} }
+-- In memory until all requests are decided: pools by name, units of new and touched buckets, holdings of customers.
+local pools, units_of, holdings_of = {}, {}, {}
+local new_buckets = {}
+
+local function pool_at(field)
+  local name = fields[field]
   local pool = pools[name]
   if pool == nil then
-    pool = stored[name] and parse_pool(name, stored[name]) or false
-    pools[name] = pool
+    local text = values[field]
+    pool = text and parse_pool(name, text)
     if pool then
       sweep_pool(sweep, tenant_key, expiries_key, pool, now_ms)
     end
+    pools[name] = pool
   end
   return pool
 end
 
-local function holdings_of(claim, pool)
-  local holdings = counters[claim.counter]
+local function holdings_at(field, pool)
+  local holdings = holdings_of[fields[field]]
   if not holdings then
-    holdings = parse_holdings(stored[claim.counter])
+    holdings = parse_holdings(values[field])
     drop_expired(holdings, pool, now_ms)
-    counters[claim.counter] = holdings
+    holdings_of[fields[field]] = holdings
   end
   return holdings
 end
 
--- Nil when the claim can be granted, else the reply that refuses it. The order is the precedence of refusals.
-local function refusal(request, claim, position)
-  local pool = pool_named(claim.name)
-  if not pool then
-    return 'unknown_pool|' .. position
-  end
-  if claim.rev ~= '0' and claim.rev ~= pool.rev then
+-- What a pool with a window, a status or a customer limit refuses with, or nil.
+local function refused_by_rules(pool, position, quantity, rev, customer, counter_field)
+  local status, opens, closes, per_customer, _, pool_rev = parse_rules(pool)
+  if rev ~= '0' and rev ~= pool_rev then
     return 'stale|' .. position
   end
-  local where = '|' .. position .. '|' .. (available_units(pool) or '')
-  if pool.status == 'p' then
+  local where = '|' .. position .. '|' .. (pool.cap and math.max(0, pool.cap - pool.completed - pool.reserved) or '')
+  if status == 'p' then
     return 'paused' .. where
   end
-  if pool.status == 'c' or (pool.closes and now_ms >= pool.closes) then
+  if status == 'c' or (closes and now_ms >= closes) then
     return 'closed' .. where
   end
-  if pool.opens and now_ms < pool.opens then
-    return 'not_open' .. where .. '|' .. string.format('%.0f', pool.opens)
+  if opens and now_ms < opens then
+    return 'not_open' .. where .. '|' .. opens
   end
-  if pool.per_customer then
-    if request.customer == '' then
+  pool.is_limited = per_customer ~= nil
+  if per_customer then
+    if customer == '' then
       return 'customer_required|' .. position
     end
-    local holdings = holdings_of(claim, pool)
-    local held = holdings.completed
-    for index = 1, #holdings do
-      held = held + holdings[index].quantity
-    end
-    if held + claim.quantity > pool.per_customer then
+    local holdings = holdings_at(counter_field, pool)
+    if holdings.held + quantity > per_customer then
       return 'limit_reached' .. where .. '|' .. (holdings[1] and holdings[1].id or '')
     end
   end
-  if pool.cap and pool.completed + claim.quantity > pool.cap then
+  return nil
+end
+
+-- Nil when the claim can be granted. The order of the checks is the precedence of refusals.
+local function refused(pool, position, quantity, rev, customer, counter_field)
+  if not pool then
+    return 'unknown_pool|' .. position
+  end
+  if rev ~= '0' or not pool.is_plain then
+    local reply = refused_by_rules(pool, position, quantity, rev, customer, counter_field)
+    if reply then
+      return reply
+    end
+  end
+  local cap = pool.cap
+  if not cap or pool.completed + pool.reserved + quantity <= cap then
+    return nil
+  end
+  local where = '|' .. position .. '|' .. math.max(0, cap - pool.completed - pool.reserved)
+  if pool.completed + quantity > cap then
     return 'sold_out' .. where
   end
-  if pool.cap and pool.completed + pool.reserved + claim.quantity > pool.cap then
-    -- With due buckets left over the count is too high to refuse on.
-    return pool.more and 'roll' or 'all_reserved' .. where .. '|' .. string.format('%.0f', pool.first * 1000)
-  end
-  return nil
+  -- With due buckets left over the count is too high to refuse on.
+  return pool.more and 'roll' or 'all_reserved' .. where .. '|' .. pool.first * 1000
 end
 
-local function first_refusal(request)
-  for position = 1, #request.claims do
-    local refused = refusal(request, request.claims[position], position)
-    if refused then
-      return refused
+-- Units of a bucket, from memory or as read. A bucket that was not foreseen, after a clock that stepped back and
+-- moved the end, is read now.
+local function add_units(field, name, expires, quantity)
+  local bucket = bucket_name(name, expires)
+  local units = units_of[bucket]
+  if not units then
+    units = fields[field] == bucket and values[field] or redis.call('HGET', tenant_key, bucket)
+    if not units then
+      units = 0
+      new_buckets[#new_buckets + 1] = bucket
     end
   end
-  return nil
+  units_of[bucket] = units + quantity
 end
 
--- After a clock that stepped back, an end that lies in seconds already swept would never be counted: the
--- reservation then ends a second after what was swept.
-local function end_after_sweeps(request)
-  for _, claim in ipairs(request.claims) do
-    request.expires = math.max(request.expires, pool_named(claim.name).swept_to + 1)
-  end
-end
-
--- Units of a bucket in memory. One that read_requests did not foresee, after a clock that stepped back, is read now.
-local function bucket_units(bucket)
-  if buckets[bucket] == nil then
-    local units = stored[bucket]
-    if units == nil then
-      units = redis.call('HGET', tenant_key, bucket)
-    end
-    buckets[bucket] = { units = tonumber(units) or 0, is_new = not units }
-  end
-  return buckets[bucket]
-end
-
-local function grant(request)
-  end_after_sweeps(request)
-  local counted, is_limited = {}, false
-  for position, claim in ipairs(request.claims) do
-    local pool = pool_named(claim.name)
-    pool.reserved = pool.reserved + claim.quantity
-    pool.dirty = true
-    if pool.first == 0 or request.expires < pool.first then
-      pool.first = request.expires
-    end
-    local bucket = bucket_units(bucket_name(claim.name, request.expires))
-    bucket.units = bucket.units + claim.quantity
-    counted[position] = pool.per_customer and '1' or '0'
-    if pool.per_customer then
-      is_limited = true
-      local holdings = holdings_of(claim, pool)
-      holdings[#holdings + 1] = { id = request.id, quantity = claim.quantity, second = request.expires }
-      holdings.dirty = true
-    end
-  end
-  request.counted = is_limited and table.concat(counted) or ''
-  local created, expires = string.format('%.0f', now_ms), string.format('%.0f', request.expires)
-  request.record = 'R|1|' .. created .. '|' .. expires .. '||||||' .. request.counted .. '|||' .. request.ttl .. '|'
-    .. request.tail
-  return 'granted|' .. created .. '|' .. expires .. '|' .. request.counted
-end
-
-local function answer_existing(request, text)
-  local record = parse_record(text)
-  if record.fingerprint ~= request.fingerprint then
+local function answer_existing(text, fingerprint, field, claims)
+  local state, expires, stored_fingerprint = string.match(text,
+    '^(%a)|%d+|%d+|(%d+)|%d*|%d*|%d?|%d*|%d?|%d*|[^|]*|[^|]*|%d+|(%x+)|')
+  if stored_fingerprint ~= fingerprint then
     return 'id_conflict'
   end
-  local counts = record.state == 'R' and record.expires * 1000 > now_ms
-  for _, claim in ipairs(request.claims) do
-    local pool = pool_named(claim.name)
-    counts = counts and pool and record.expires > pool.swept_to
+  expires = tonumber(expires)
+  local counts = state == 'R' and expires * 1000 > now_ms
+  for _ = 1, claims do
+    local pool = pool_at(field)
+    counts = counts and pool and expires > pool.swept_to
+    field = field + 3
   end
-  return 'existing|' .. string.format('%.0f', now_ms) .. '|' .. (counts and '1' or '0') .. '|' .. text
+  return 'existing|' .. now_ms .. '|' .. (counts and '1' or '0') .. '|' .. text
 end
 
-local replies, granted = {}, {}
-for index = 1, count do
-  local request = requests[index]
-  local twin = granted[request.id]
-  local text = twin and twin.record or redis.call('HGET', KEYS[RECORDS_BEFORE + index], request.id)
+local granted, records = {}, {}
+
+-- Takes the units in memory and writes the record; all claims of the request were found good.
+local function grant(index, request, field, claims)
+  local id, ttl, tail, expires = ARGV[request], ARGV[request + 1], ARGV[request + 3], ends[index]
+  -- After a clock that stepped back, an end in seconds already swept would never be counted: the reservation
+  -- then ends one second after what was swept.
+  for claim = 0, claims - 1 do
+    expires = math.max(expires, pools[fields[field + claim * 3]].swept_to + 1)
+  end
+  local counted, is_limited = '', false
+  for claim = 0, claims - 1 do
+    local name, quantity = fields[field], ARGV[request + REQUEST_LENGTH + claim * CLAIM_LENGTH + 1] + 0
+    local pool = pools[name]
+    pool.reserved, pool.dirty = pool.reserved + quantity, true
+    if pool.first == 0 or expires < pool.first then
+      pool.first = expires
+    end
+    add_units(field + 1, name, expires, quantity)
+    if pool.is_limited then
+      hold(holdings_of[fields[field + 2]], id, quantity, expires)
+      is_limited = true
+    end
+    counted = counted .. (pool.is_limited and '1' or '0')
+    field = field + 3
+  end
+  local reply = now_ms .. '|' .. expires .. '|'
+  counted = is_limited and counted or ''
+  granted[#granted + 1] = index
+  granted[#granted + 1] = id
+  records[id] = 'R|1|' .. reply .. '|||||' .. counted .. '|||' .. ttl .. '|' .. tail
+  return 'granted|' .. reply .. counted
+end
+
+local function decide(index, request, field)
+  local id, customer, claims = ARGV[request], ARGV[request + 4], tonumber(ARGV[request + 5])
+  local text = records[id] or redis.call('HGET', KEYS[RECORDS_BEFORE + index], id)
   if text then
-    replies[index] = answer_existing(request, text)
-  else
-    replies[index] = first_refusal(request)
-    if not replies[index] then
-      replies[index] = grant(request)
-      request.records_key = KEYS[RECORDS_BEFORE + index]
-      granted[request.id] = request
-      granted[#granted + 1] = request
+    return answer_existing(text, ARGV[request + 2], field, claims), claims
+  end
+  for claim = 0, claims - 1 do
+    local place = request + REQUEST_LENGTH + claim * CLAIM_LENGTH
+    local reply = refused(pool_at(field + claim * 3), claim + 1, ARGV[place + 1] + 0, ARGV[place + 2], customer,
+      field + claim * 3 + 2)
+    if reply then
+      return reply, claims
     end
   end
+  return grant(index, request, field, claims), claims
 end
 
-for _, request in ipairs(granted) do
-  append(outbox_key, tenant, request.id, request.record)
+local request, field = FIRST_REQUEST, 2
+for index = 1, count do
+  local claims
+  replies[index], claims = decide(index, request, field)
+  request, field = request + REQUEST_LENGTH + claims * CLAIM_LENGTH, field + claims * 3
+end
+
+for position = 2, #granted, 2 do
+  append(outbox_key, tenant, granted[position], records[granted[position]])
 end
 delete_swept(sweep, tenant_key, expiries_key)
 local changes = {}
-local function change(field, value)
-  changes[#changes + 1] = field
-  changes[#changes + 1] = value
-end
 for name, pool in pairs(pools) do
   if pool and pool.dirty then
-    change(name, pool_text(pool))
+    changes[#changes + 1] = name
+    changes[#changes + 1] = pool_text(pool)
   end
 end
-for name, bucket in pairs(buckets) do
-  change(name, string.format('%.0f', bucket.units))
-  if bucket.is_new then
-    redis.call('ZADD', expiries_key, 0, name)
-  end
+for bucket, units in pairs(units_of) do
+  changes[#changes + 1] = bucket
+  changes[#changes + 1] = units
 end
-for field, holdings in pairs(counters) do
+for counter, holdings in pairs(holdings_of) do
   if holdings.dirty then
-    change(field, holdings_text(holdings))
+    changes[#changes + 1] = counter
+    changes[#changes + 1] = holdings_text(holdings)
   end
 end
 if #changes > 0 then
   redis.call('HSET', tenant_key, unpack(changes))
 end
-for _, request in ipairs(granted) do
-  redis.call('HSET', request.records_key, request.id, request.record)
+for position = 1, #new_buckets do
+  redis.call('ZADD', expiries_key, 0, new_buckets[position])
+end
+for position = 1, #granted, 2 do
+  local id = granted[position + 1]
+  redis.call('HSET', KEYS[RECORDS_BEFORE + granted[position]], id, records[id])
 end
 return replies

@@ -88,6 +88,8 @@ class ProviderEvent:
     created_at_s: int | None
     marked_order_id: str | None = None
     marked_tenant: str | None = None
+    marked_attempt: int | None = None
+    """Which attempt of the order our mark names: of two sessions of one order, the event is about this one."""
     body: Mapping[str, object] = field(default_factory=dict)
 
 

@@ -14,7 +14,7 @@ import structlog
 from engine.errors import LastportionError, MalformedBody, ProviderError, ProviderTimeout
 from engine.money import to_stripe
 from engine.payments.port import ExpireOutcome, FrozenAttempt, ProviderEvent, Session, SessionState
-from engine.payments.stripe_events import MARK_ORDER, MARK_TENANT, StripeEvents, session_from
+from engine.payments.stripe_events import MARK_ATTEMPT, MARK_ORDER, MARK_TENANT, StripeEvents, session_from
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable
@@ -111,7 +111,7 @@ def session_params(attempt: FrozenAttempt) -> SessionCreateParams:
     marks = {
         MARK_ORDER: attempt.order_id,
         MARK_TENANT: attempt.tenant,
-        "lastportion_attempt": str(attempt.number),
+        MARK_ATTEMPT: str(attempt.number),
     }
     if attempt.reservation_id is not None:
         marks["lastportion_reservation"] = attempt.reservation_id

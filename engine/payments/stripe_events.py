@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 
 MARK_ORDER = "lastportion_order"
 MARK_TENANT = "lastportion_tenant"
-"""Keys of the metadata that say whose order a session is for."""
+MARK_ATTEMPT = "lastportion_attempt"
+"""Keys of the metadata that say whose order, and which attempt of it, a session is for."""
 
 _PAID = ("paid", "no_payment_required")
 
@@ -83,8 +84,14 @@ def _event(body: bytes) -> ProviderEvent:
         created_at_s=created_at_s,
         marked_order_id=marks.get(MARK_ORDER),
         marked_tenant=marks.get(MARK_TENANT),
+        marked_attempt=_attempt(marks.get(MARK_ATTEMPT)),
         body=event,
     )
+
+
+def _attempt(mark: str | None) -> int | None:
+    """The attempt's number; a mark that somebody else wrote names none."""
+    return int(mark) if mark is not None and mark.isascii() and mark.isdigit() and len(mark) < 10 else None
 
 
 def _kind(event_type: str, session: Mapping[str, Any]) -> EventKind:

@@ -5,18 +5,30 @@ local function customer_field(pool_name, customer)
   return pool_name .. '||' .. customer
 end
 
+-- In memory: a list of holdings, with `completed` units and `held`, which is completed and reserved together.
 local function parse_holdings(text)
-  local holdings = { completed = tonumber(string.match(text or '0', '^(%d+)')) }
-  for id, quantity, second in string.gmatch(text or '', ';([^:]+):(%d+):(%d+)') do
+  if not text then
+    return { completed = 0, held = 0 }
+  end
+  local completed = tonumber(string.match(text, '^%d+'))
+  local holdings = { completed = completed, held = completed }
+  for id, quantity, second in string.gmatch(text, ';([^:]+):(%d+):(%d+)') do
     holdings[#holdings + 1] = { id = id, quantity = tonumber(quantity), second = tonumber(second) }
+    holdings.held = holdings.held + quantity
   end
   return holdings
 end
 
+local function drop_at(holdings, index)
+  holdings.held = holdings.held - holdings[index].quantity
+  table.remove(holdings, index)
+end
+
 local function drop_holding(holdings, id)
+  holdings.dirty = true
   for index = #holdings, 1, -1 do
     if holdings[index].id == id then
-      table.remove(holdings, index)
+      drop_at(holdings, index)
     end
   end
 end
@@ -25,18 +37,24 @@ local function drop_expired(holdings, pool, now_ms)
   for index = #holdings, 1, -1 do
     local second = holdings[index].second
     if second * 1000 <= now_ms or second <= pool.swept_to then
-      table.remove(holdings, index)
+      drop_at(holdings, index)
     end
   end
 end
 
+local function hold(holdings, id, quantity, second)
+  holdings[#holdings + 1] = { id = id, quantity = quantity, second = second }
+  holdings.held = holdings.held + quantity
+  holdings.dirty = true
+end
+
 local function holdings_text(holdings)
-  local parts = { string.format('%.0f', holdings.completed) }
+  local text = holdings.completed .. ''
   for index = 1, #holdings do
     local holding = holdings[index]
-    parts[index + 1] = string.format('%s:%.0f:%.0f', holding.id, holding.quantity, holding.second)
+    text = text .. ';' .. holding.id .. ':' .. holding.quantity .. ':' .. holding.second
   end
-  return table.concat(parts, ';')
+  return text
 end
 
 -- Writes a counter, or deletes one that says nothing any more, so that customers who walked away leave no trace.

@@ -1,35 +1,42 @@
 -- A pool as the scripts hold it in memory, and the sweeping of its due buckets.
 -- Field: completed|reserved|first_s|swept_to_s|cap|status|opens|closes|per_customer|late|rev
+-- Numbers are concatenated as they are: Lua writes integers below 10^14 exactly, and caps end at 10^12.
 
 local SWEEP_BUDGET = 1000
 
+-- What most definitions are after their cap: active, no window, no customer limit.
+local PLAIN = 'a||||'
+
+-- The counts and the cap; the rest of the definition stays text until it is needed.
 local function parse_pool(name, text)
-  local completed, reserved, first, swept_to, definition, cap, status, opens, closes, per_customer, late, rev =
-    string.match(text, '^(%d+)|(%d+)|(%d+)|(%d+)|((%d*)|(%a)|(%d*)|(%d*)|(%d*)|(%a)|(%d+))$')
+  local completed, reserved, first, swept_to, definition, cap, rest =
+    string.match(text, '^(%d+)|(%d+)|(%d+)|(%d+)|((%d*)|(.+))$')
   return {
     name = name,
-    completed = tonumber(completed),
-    reserved = tonumber(reserved),
-    first = tonumber(first),
-    swept_to = tonumber(swept_to),
-    definition = definition,
+    completed = completed + 0,
+    reserved = reserved + 0,
+    first = first + 0,
+    swept_to = swept_to + 0,
     cap = tonumber(cap),
-    status = status,
-    opens = tonumber(opens),
-    closes = tonumber(closes),
-    per_customer = tonumber(per_customer),
-    late = late,
-    rev = rev,
+    definition = definition,
+    is_plain = string.sub(rest, 1, 5) == PLAIN,
   }
 end
 
-local function pool_text(pool)
-  return string.format('%.0f|%.0f|%.0f|%.0f|', pool.completed, pool.reserved, pool.first, pool.swept_to)
-    .. pool.definition
+-- The rest of the definition: status, window, limit, late policy, revision.
+local function parse_rules(pool)
+  local status, opens, closes, per_customer, late, rev =
+    string.match(pool.definition, '|(%a)|(%d*)|(%d*)|(%d*)|(%a)|(%d+)$')
+  return status, tonumber(opens), tonumber(closes), tonumber(per_customer), late, rev
 end
 
+local function pool_text(pool)
+  return pool.completed .. '|' .. pool.reserved .. '|' .. pool.first .. '|' .. pool.swept_to .. '|' .. pool.definition
+end
+
+-- Seconds have ten digits until the year 2286, so lexical order is the order of time.
 local function bucket_name(pool_name, second)
-  return string.format('%s|%010.0f', pool_name, second)
+  return pool_name .. '|' .. second
 end
 
 -- The pool's earliest live second after `second`, or 0. The upper bound works because '}' follows '|'.
@@ -37,12 +44,6 @@ local function first_after(expiries_key, pool_name, second)
   local found = redis.call('ZRANGEBYLEX', expiries_key, '(' .. bucket_name(pool_name, second),
     '(' .. pool_name .. '}', 'LIMIT', 0, 1)
   return found[1] and tonumber(string.sub(found[1], -10)) or 0
-end
-
--- Units of available supply, or nil when the pool is unlimited. Never below 0: a late payment that was honoured
--- may have carried the pool over its cap.
-local function available_units(pool)
-  return pool.cap and math.max(0, pool.cap - pool.completed - pool.reserved)
 end
 
 -- Takes due buckets out of a pool's count, in memory; `sweep` collects what is to be deleted and shares one budget

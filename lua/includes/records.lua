@@ -32,13 +32,13 @@ end
 local function record_text(record)
   return table.concat({
     record.state,
-    string.format('%.0f', record.version),
+    record.version,
     record.created,
-    string.format('%.0f', record.expires),
+    record.expires,
     record.completed,
     record.ended,
     record.late,
-    record.over > 0 and string.format('%.0f', record.over) or '',
+    record.over > 0 and record.over or '',
     record.restocked,
     string.find(record.counted, '1', 1, true) and record.counted or '',
     record.payment,
@@ -79,7 +79,11 @@ local function load_claims(tenant_key, record)
   for position = 1, #claims do
     local claim = claims[position]
     local text = values[position * 3 - 1]
-    claim.pool = text and parse_pool(claim.name, text)
+    if text then
+      claim.pool = parse_pool(claim.name, text)
+      local _, _, _, per_customer, late = parse_rules(claim.pool)
+      claim.per_customer, claim.late = per_customer, late
+    end
     claim.in_bucket = tonumber(values[position * 3])
     claim.holdings = parse_holdings(values[position * 3 + 1])
   end
@@ -101,7 +105,7 @@ local function uncount(tenant_key, expiries_key, record, claim)
   local pool = claim.pool
   pool.reserved = pool.reserved - claim.quantity
   if claim.in_bucket > claim.quantity then
-    redis.call('HSET', tenant_key, claim.bucket, string.format('%.0f', claim.in_bucket - claim.quantity))
+    redis.call('HSET', tenant_key, claim.bucket, (claim.in_bucket - claim.quantity))
     return
   end
   redis.call('HDEL', tenant_key, claim.bucket)

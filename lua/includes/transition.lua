@@ -26,7 +26,7 @@ local function is_alive(record, claims, now_ms)
 end
 
 local function reply_with(outcome, now_ms, record, counts)
-  return outcome .. '|' .. string.format('%.0f', now_ms) .. '|' .. (counts and '1' or '0') .. '|' .. record_text(record)
+  return outcome .. '|' .. now_ms .. '|' .. (counts and '1' or '0') .. '|' .. record_text(record)
 end
 
 -- A missing record means two things: the tenant is not admitted, or there is no such reservation here.

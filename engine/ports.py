@@ -1,0 +1,85 @@
+"""What checkout and settlement ask of Postgres. Every method is one transaction and raises ``StorageUnavailable``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from engine.domain import Provider, Reservation, SettlementKind
+from engine.orders import Attempt, OrderFilter, OrderStory, Placed, Placement, StoredSettlement
+from engine.payments.port import FrozenAttempt, ProviderEvent, Session
+
+
+class OrderStore(Protocol):
+    """Orders as checkout commits them and as they are read."""
+
+    async def find(self, tenant: str, order_id: str) -> Placed | None: ...
+
+    async def place(self, placement: Placement) -> bool:
+        """Commit order, attempt and reservation; False, and nothing written, when the order is there already.
+
+        Where nothing is due, the settlement that completes the order is stored with it.
+        """
+        ...
+
+    async def story(self, tenant: str, order_id: str) -> OrderStory | None: ...
+
+    async def list_stories(self, tenant: str, wanted: OrderFilter, now_ms: int) -> list[OrderStory]: ...
+
+
+class AttemptStore(Protocol):
+    """Attempts to have an order paid."""
+
+    async def start(self, attempt: FrozenAttempt, reservation: Reservation | None) -> bool:
+        """Commit the next attempt of an order that waits for one; False when another call did or it was paid."""
+        ...
+
+    async def attach(self, attempt: FrozenAttempt, session: Session) -> int | None:
+        """Note the session that an attempt opened; None when the attempt is no longer waiting for one.
+
+        Events that came for the session before it was known are matched with the order; answers how many.
+        """
+        ...
+
+    async def fail(self, attempt: FrozenAttempt, reason: str) -> bool:
+        """Note that an attempt has no session, and cancel its order; False when it is no longer waiting."""
+        ...
+
+    async def load_overdue(self, before_s: int, limit: int) -> list[Attempt]:
+        """Attempts that are frozen or open although their session should have ended before this second."""
+        ...
+
+
+class SettlementStore(Protocol):
+    """Stored settlements: the inbox between a provider and the scripts."""
+
+    async def find_reservation_of(self, provider: Provider, event: ProviderEvent) -> tuple[str, str] | None:
+        """Tenant and present reservation of the order that an event is about, if there is one."""
+        ...
+
+    async def store_event(self, provider: Provider, event: ProviderEvent, record: str) -> StoredSettlement | None:
+        """Store an event's settlement, once per provider and dedup key; None when there is nothing to apply.
+
+        Raises ``Unavailable`` when the event carries our mark for an order that isn't visible yet.
+        """
+        ...
+
+    async def store_order(
+        self, kind: SettlementKind, reservation: Reservation, payment_ref: str, restock: bool, record: str
+    ) -> StoredSettlement:
+        """Store what an API caller orders to be done with a reservation."""
+        ...
+
+    async def match(self, limit: int) -> int:
+        """Match events that came before their session was known; answers how many were."""
+        ...
+
+    async def load_waiting(self, limit: int) -> Sequence[StoredSettlement]:
+        """Settlements stored and not applied, oldest first."""
+        ...
+
+    async def load_waiting_of(self, order_id: str) -> Sequence[StoredSettlement]:
+        """Those of one order."""
+        ...
+
+    async def note_failure(self, settlement_id: str, error: str) -> None: ...
