@@ -2,32 +2,38 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 import time
 from collections.abc import Callable
+
+import psutil
 
 POLL_SECONDS = 0.02
 
 
 def children_of(pid: int) -> list[int]:
-    """Process ids of the direct children, those that ended but were not collected left out."""
-    return [child for child, parent, state in _processes() if parent == pid and not state.startswith("Z")]
+    """Process ids of the direct children that still run; none when there is no such process."""
+    return _children(pid, deeply=False)
 
 
 def descendants_of(pid: int) -> list[int]:
     """Children, their children, and so on."""
-    direct = children_of(pid)
-    return [*direct, *(deeper for child in direct for deeper in descendants_of(child))]
+    return _children(pid, deeply=True)
 
 
 def gone(pid: int) -> bool:
     """Whether no process of this id runs; one that ended but was not collected is gone."""
     try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
         return True
-    return any(each == pid and state.startswith("Z") for each, _, state in _processes())
+
+
+def command_of(pid: int) -> str:
+    """The command line; empty when there is no such process."""
+    try:
+        return " ".join(psutil.Process(pid).cmdline())
+    except (psutil.NoSuchProcess, psutil.ZombieProcess):
+        return ""
 
 
 def wait_for(condition: Callable[[], bool], what: str, seconds: float = 60.0) -> None:
@@ -38,7 +44,9 @@ def wait_for(condition: Callable[[], bool], what: str, seconds: float = 60.0) ->
         time.sleep(POLL_SECONDS)
 
 
-def _processes() -> list[tuple[int, int, str]]:
-    listed = subprocess.run(["ps", "-eo", "pid=,ppid=,stat="], capture_output=True, text=True, check=True)  # noqa: S607
-    rows = (line.split() for line in listed.stdout.splitlines())
-    return [(int(pid), int(parent), state) for pid, parent, state in rows]
+def _children(pid: int, *, deeply: bool) -> list[int]:
+    try:
+        found = psutil.Process(pid).children(recursive=deeply)
+    except psutil.NoSuchProcess:
+        return []
+    return [child.pid for child in found if not gone(child.pid)]

@@ -152,10 +152,15 @@ class PostgresServer(ServerProcess):
             time.sleep(POLL_SECONDS)
 
     def _is_ours(self, pid: int) -> bool:
-        shown = subprocess.run(
-            ["ps", "-ww", "-o", "args=", "-p", str(pid)],  # noqa: S607 - ps lies elsewhere on each system
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        return str(self.data_dir) in shown.stdout
+        return str(self.data_dir) in _command_line_of(pid)
+
+
+def _command_line_of(pid: int) -> str:
+    """How a process was started; empty when there is none."""
+    if Path("/proc/self").exists():
+        try:
+            return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+        except (FileNotFoundError, ProcessLookupError):
+            return ""
+    asked = ["ps", "-ww", "-o", "args=", "-p", str(pid)]
+    return subprocess.run(asked, capture_output=True, text=True, check=False).stdout

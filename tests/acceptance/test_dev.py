@@ -17,7 +17,7 @@ import httpx
 import pytest
 
 from api.servers import free_port
-from tests.processes import children_of, descendants_of, gone, wait_for
+from tests.processes import children_of, command_of, descendants_of, gone, wait_for
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 KEY = {"Authorization": "Bearer lp_dev"}
@@ -69,15 +69,6 @@ class DevRun:
         answer = httpx.get(f"{self.url}{path}", headers=KEY, timeout=10)
         assert answer.is_success, answer.text
         return dict(answer.json())
-
-
-def command_of(pid: int) -> str:
-    return subprocess.run(
-        ["ps", "-ww", "-o", "args=", "-p", str(pid)],  # noqa: S607
-        capture_output=True,
-        text=True,
-        check=False,
-    ).stdout
 
 
 @pytest.fixture
