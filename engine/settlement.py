@@ -14,7 +14,7 @@ import structlog
 from engine.domain import Provider, Reservation, ReservationStatus, Settled, SettlementKind
 from engine.errors import IllegalTransition, LastportionError, Unavailable, Unknown
 from engine.orders import StoredSettlement
-from engine.payments.port import EventKind, ProviderEvent
+from engine.payments.port import EventKind, ProviderEvent, Session, SessionState
 from engine.ports import SettlementStore
 from engine.records import decode_reservation, encode_reservation
 from engine.reservations import ReservationEngine
@@ -158,3 +158,25 @@ class SettlementService:
             # A checkout's reservation is in Postgres from the start, so the settlement can do without.
             log.info("settlement_without_record", reservation=found[1], reason=error.code)
             return ""
+
+
+_KIND_OF_STATE = {
+    SessionState.PAID: EventKind.PAID,
+    SessionState.UNPAID: EventKind.UNPAID,
+    SessionState.EXPIRED: EventKind.EXPIRED,
+    SessionState.OPEN: EventKind.FOREIGN,
+}
+
+
+def event_from(session: Session) -> ProviderEvent:
+    """What a look-up found, as the event that would have said so; found twice it is one event."""
+    return ProviderEvent(
+        kind=_KIND_OF_STATE[session.state],
+        type="look_up",
+        dedup_key=f"look_up:{session.id}:{session.state.value}",
+        session_id=session.id,
+        payment_ref=session.payment_ref,
+        amount_minor=session.amount_minor,
+        currency=session.currency,
+        created_at_s=None,
+    )

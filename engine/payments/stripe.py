@@ -24,7 +24,13 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
-NEVER_SENT = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout, httpx.UnsupportedProtocol)
+NEVER_SENT = (
+    httpx.ConnectError,
+    httpx.ConnectTimeout,
+    httpx.PoolTimeout,
+    httpx.UnsupportedProtocol,
+    httpx.LocalProtocolError,
+)
 """What httpx raises before the first byte of a request is on the wire."""
 
 
