@@ -56,31 +56,35 @@ def serve(
     ] = False,
 ) -> None:
     """Run the HTTP API."""
-    from api.roles import run_api, run_persister, run_worker
+    settings = _settings()
+    from api.roles import run_persister, run_worker
     from api.running import run_roles
+    from api.serving import run_api
 
     if everything:
-        run_roles(_settings(), api=run_api, persister=run_persister, worker=run_worker)
+        run_roles(settings, api=run_api, persister=run_persister, worker=run_worker)
     else:
-        run_roles(_settings(), api=run_api)
+        run_roles(settings, api=run_api)
 
 
 @app.command()
 def persist() -> None:
     """Run the persister, which moves what was decided in Redis to Postgres."""
+    settings = _settings()
     from api.roles import run_persister
     from api.running import run_roles
 
-    run_roles(_settings(), persister=run_persister)
+    run_roles(settings, persister=run_persister)
 
 
 @app.command()
 def work() -> None:
     """Run the jobs."""
+    settings = _settings()
     from api.roles import run_worker
     from api.running import run_roles
 
-    run_roles(_settings(), worker=run_worker)
+    run_roles(settings, worker=run_worker)
 
 
 @app.command()

@@ -1,53 +1,17 @@
-"""The three roles of a deployment. Each runs until its event is set, then puts everything away."""
+"""The roles without HTTP: each runs until its event is set, then puts everything away."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections.abc import Iterator
 
-import uvicorn
-
-from api.app import create_app
+from api.foundation import lay_foundation
+from engine.redis_client import create_redis
 from engine.settings import Settings
-
-GRACEFUL_SECONDS = 10
-"""How long running requests may take to end; without a bound an open stream would keep the process alive."""
-BACKLOG = 2048
+from persistence.persister import Persister
 
 
-class Server(uvicorn.Server):
-    """Uvicorn without its own signal handling: signals are the process's business, and it may run other roles."""
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
-
-
-async def run_api(settings: Settings, stop: asyncio.Event) -> None:
-    """Serve HTTP. Raises RuntimeError when it can't listen or its services don't start."""
-    server = Server(
-        uvicorn.Config(
-            create_app(settings),
-            host=settings.host,
-            port=settings.port,
-            http="httptools",
-            ws="none",
-            lifespan="on",
-            log_config=None,
-            access_log=False,
-            server_header=False,
-            backlog=BACKLOG,
-            timeout_graceful_shutdown=GRACEFUL_SECONDS,
-        )
-    )
-    serving = asyncio.create_task(server.serve())
-    stopping = asyncio.create_task(stop.wait())
-    try:
-        await asyncio.wait((serving, stopping), return_when=asyncio.FIRST_COMPLETED)
-        server.should_exit = True
-        await serving
-    except SystemExit as error:
-        raise RuntimeError(f"The API can't serve on {settings.host}:{settings.port}; the reason is logged.") from error
-    finally:
-        stopping.cancel()
+async def run_persister(settings: Settings, stop: asyncio.Event) -> None:
+    """Carry what Redis decided to Postgres. Raises ``UnsafeRedis`` where Redis may lose data."""
+    foundation = lay_foundation(settings)
+    async with foundation.running(), create_redis(settings, blocking=True) as reader:
+        await Persister(settings, foundation.database, reader, foundation.state).run(stop)

@@ -8,6 +8,7 @@ import signal
 import sys
 import time
 from pathlib import Path
+from shutil import which
 from types import FrameType
 from typing import NoReturn
 
@@ -148,6 +149,12 @@ def _wait_until_ready(plan: Plan, supervisor: Supervisor) -> None:
     raise DevRefused(f"Lastportion was not ready after {READY_SECONDS:g} s: {said}")
 
 
+def _psql(plan: Plan) -> str:
+    """A client that is there: the one on the PATH, else the one that came with the server."""
+    beside = [server.bin_dir / "psql" for server in plan.servers if isinstance(server, PostgresServer)]
+    return "psql" if which("psql") or not beside else str(beside[0])
+
+
 def _greeting(plan: Plan) -> str:
     database = plan.environment["LASTPORTION_DATABASE_URL"].replace("+psycopg", "")
     return f"""
@@ -157,7 +164,7 @@ Lastportion runs at {plan.url} (reference at {plan.url}/docs). Ctrl-C stops all 
   Redis      {plan.described["Redis"]}
              {plan.environment["LASTPORTION_REDIS_URL"]}
   Postgres   {plan.described["Postgres"]}
-             psql {database}
+             {_psql(plan)} {database}
 
 Redeem a place of the school code SCHOOL10, then open the checkout_url of the answer and pay in the sandbox:
 
