@@ -27,7 +27,7 @@ def normalised(request: ReservationRequest) -> ReservationRequest:
 
 
 def reserve_arguments(request: ReservationRequest) -> list[str]:
-    """One request as the reserve script takes it: id, ttl, fingerprint, tail, customer, then its claims."""
+    """One request as the scripts take it: id, ttl, fingerprint, tail, customer, then its claims."""
     claims = encode_claims(request.claims)
     content = fingerprint(claims, request.customer, request.ttl_ms)
     customer = "" if request.customer is None else escape(request.customer)
@@ -42,7 +42,7 @@ def reserve_arguments(request: ReservationRequest) -> list[str]:
             request.period,
         )
     )
-    arguments = [request.id, str(request.ttl_ms), content, tail, customer, str(len(request.claims))]
+    arguments = [request.id, str(request.ttl_ms), content, tail, customer]
     for claim in request.claims:
         arguments += (claim.pool, str(claim.quantity), str(claim.rev))
     return arguments

@@ -310,10 +310,14 @@ class ReservationEngine:
         keys = self._keys(tenant)
         places = [keys.tenant(tenant), keys.expiries(tenant), keys.outbox]
         places += [keys.records(tenant, request.id) for request in requests]
-        arguments = [tenant, str(len(requests))]
+        arguments = [tenant]
+        if len(requests) == 1:
+            # Reserving one has a script of its own: the tables of the general one cost it a third of its speed.
+            return [await self._call(scripts.RESERVE, places, arguments + reserve_arguments(requests[0]))]
         for request in requests:
+            arguments.append(str(len(request.claims)))
             arguments += reserve_arguments(request)
-        return await self._call_many(scripts.RESERVE, places, arguments)
+        return await self._call_many(scripts.RESERVE_MANY, places, arguments)
 
     async def _other_than_granted(self, request: ReservationRequest, outcome: Outcome, rest: str) -> Granted:
         if outcome is Outcome.EXISTING:

@@ -43,7 +43,10 @@ def _script(name: str, keys: str, args: str, *replies: Outcome) -> Script:
     return Script(name, tuple(keys.split()), tuple(args.split()), frozenset(replies))
 
 
-_REFUSALS = (
+_OF_RESERVING = (
+    Outcome.GRANTED,
+    Outcome.EXISTING,
+    Outcome.ID_CONFLICT,
     Outcome.UNKNOWN_POOL,
     Outcome.PAUSED,
     Outcome.CLOSED,
@@ -53,19 +56,17 @@ _REFUSALS = (
     Outcome.SOLD_OUT,
     Outcome.ALL_RESERVED,
     Outcome.STALE,
+    Outcome.ROLL,
+    Outcome.NOT_READY,
 )
 
 RESERVE = _script(
     "reserve",
-    "tenant expiries outbox records…",
-    "tenant count requests…",
-    Outcome.GRANTED,
-    Outcome.EXISTING,
-    Outcome.ID_CONFLICT,
-    *_REFUSALS,
-    Outcome.ROLL,
-    Outcome.NOT_READY,
+    "tenant expiries outbox records",
+    "tenant id ttl_ms fingerprint tail customer claims…",
+    *_OF_RESERVING,
 )
+RESERVE_MANY = _script("reserve_many", "tenant expiries outbox records…", "tenant requests…", *_OF_RESERVING)
 COMPLETE = _script(
     "complete",
     "tenant expiries outbox records",
@@ -144,6 +145,7 @@ BEGIN_EPOCH = _script("begin_epoch", "outbox mark", "expected epoch build", Outc
 
 ADMITTED_SCRIPTS = (
     RESERVE,
+    RESERVE_MANY,
     COMPLETE,
     RELEASE,
     EXTEND,

@@ -25,6 +25,7 @@ REPLIES
 --@include outbox
 --@include pools
 --@include customers
+--@include settled_customers
 --@include records
 --@include transition
 
@@ -120,7 +121,7 @@ local function complete(is_late, over)
   local before = { state = record.state, expires = record.expires }
   local counted = {}
   for position, claim in ipairs(claims) do
-    local is_limited = claim.is_limited or (claim.per_customer ~= nil and record.customer ~= '')
+    local is_limited = claim.is_limited or (claim.pool and claim.pool.per_customer ~= nil and record.customer ~= '')
     counted[position] = is_limited and '1' or '0'
     if is_limited then
       drop_holding(claim.holdings, id)

@@ -28,7 +28,7 @@ end
 local counts = { completed = 0, reserved = 0, first = 0, swept_to = 0 }
 if text then
   counts = parse_pool(name, text)
-  local stored_rev = select(6, parse_rules(counts))
+  local stored_rev = select(2, late_and_rev(counts))
   if tonumber(stored_rev) >= rev then
     return 'defined|' .. text
   end

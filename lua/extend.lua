@@ -21,6 +21,7 @@ REPLIES
 --@include outbox
 --@include pools
 --@include customers
+--@include settled_customers
 --@include records
 --@include transition
 

@@ -14,6 +14,7 @@ REPLIES
 --@include clock
 --@include pools
 --@include customers
+--@include settled_customers
 --@include records
 --@include transition
 

@@ -22,6 +22,7 @@ REPLIES
 --@include outbox
 --@include pools
 --@include customers
+--@include settled_customers
 --@include records
 --@include transition
 

@@ -16,7 +16,6 @@ REPLIES
 ]]
 --@include epoch
 --@include pools
---@include customers
 
 local tenant_key, expiries_key = KEYS[1], KEYS[2]
 local name, rev = ARGV[1], ARGV[2]
@@ -30,7 +29,7 @@ end
 if not text then
   return 'unknown_pool'
 end
-local stored_rev = select(6, parse_rules(parse_pool(name, text)))
+local stored_rev = select(2, late_and_rev(parse_pool(name, text)))
 if stored_rev ~= rev then
   return 'stale'
 end
@@ -40,7 +39,7 @@ if first_after(expiries_key, name, 0) ~= 0 then
 end
 local gone = { name }
 for index = FIRST_CUSTOMER, #ARGV do
-  gone[#gone + 1] = customer_field(name, ARGV[index])
+  gone[#gone + 1] = name .. '||' .. ARGV[index]
 end
 redis.call('HDEL', tenant_key, unpack(gone))
 return 'removed'

@@ -18,6 +18,7 @@ REPLIES
 --@include clock
 --@include pools
 --@include customers
+--@include settled_customers
 --@include records
 
 local tenant_key, expiries_key, records_key = KEYS[1], KEYS[2], KEYS[3]

@@ -4,14 +4,13 @@
 
 local SWEEP_BUDGET = 1000
 
--- What most definitions are after their cap: active, no window, no customer limit.
+-- What most definitions are after their cap: active, no window, no customer limit. Then the rest stays text.
 local PLAIN = 'a||||'
 
--- The counts and the cap; the rest of the definition stays text until it is needed.
 local function parse_pool(name, text)
   local completed, reserved, first, swept_to, definition, cap, rest =
     string.match(text, '^(%d+)|(%d+)|(%d+)|(%d+)|((%d*)|(.+))$')
-  return {
+  local pool = {
     name = name,
     completed = completed + 0,
     reserved = reserved + 0,
@@ -19,22 +18,27 @@ local function parse_pool(name, text)
     swept_to = swept_to + 0,
     cap = tonumber(cap),
     definition = definition,
-    is_plain = string.sub(rest, 1, 5) == PLAIN,
   }
+  if string.sub(rest, 1, 5) ~= PLAIN then
+    local status, opens, closes, per_customer = string.match(rest, '^(%a)|(%d*)|(%d*)|(%d*)')
+    pool.status = status
+    pool.opens = tonumber(opens)
+    pool.closes = tonumber(closes)
+    pool.per_customer = tonumber(per_customer)
+  end
+  return pool
 end
 
--- The rest of the definition: status, window, limit, late policy, revision.
-local function parse_rules(pool)
-  local status, opens, closes, per_customer, late, rev =
-    string.match(pool.definition, '|(%a)|(%d*)|(%d*)|(%d*)|(%a)|(%d+)$')
-  return status, tonumber(opens), tonumber(closes), tonumber(per_customer), late, rev
+-- The end of the definition, which few calls ask for: what becomes of a late payment, and the revision.
+local function late_and_rev(pool)
+  return string.match(pool.definition, '(%a)|(%d+)$')
 end
 
 local function pool_text(pool)
   return pool.completed .. '|' .. pool.reserved .. '|' .. pool.first .. '|' .. pool.swept_to .. '|' .. pool.definition
 end
 
--- Seconds have ten digits until the year 2286, so lexical order is the order of time.
+-- Seconds have ten digits until the year 2286, so the lexical order of bucket names is the order of time.
 local function bucket_name(pool_name, second)
   return pool_name .. '|' .. second
 end
@@ -44,6 +48,11 @@ local function first_after(expiries_key, pool_name, second)
   local found = redis.call('ZRANGEBYLEX', expiries_key, '(' .. bucket_name(pool_name, second),
     '(' .. pool_name .. '}', 'LIMIT', 0, 1)
   return found[1] and tonumber(string.sub(found[1], -10)) or 0
+end
+
+-- What one run of a script sweeps: how many buckets it may still drop, and which it dropped.
+local function new_sweep()
+  return { left = SWEEP_BUDGET, buckets = {} }
 end
 
 -- Takes due buckets out of a pool's count, in memory; `sweep` collects what is to be deleted and shares one budget

@@ -68,7 +68,7 @@ local function load_claims(tenant_key, record)
       name = name,
       quantity = tonumber(quantity),
       bucket = bucket_name(name, record.expires),
-      counter = customer_field(name, record.customer),
+      counter = name .. '||' .. record.customer,
       is_limited = string.sub(record.counted, position, position) == '1',
     }
     fields[#fields + 1] = name
@@ -81,11 +81,10 @@ local function load_claims(tenant_key, record)
     local text = values[position * 3 - 1]
     if text then
       claim.pool = parse_pool(claim.name, text)
-      local _, _, _, per_customer, late = parse_rules(claim.pool)
-      claim.per_customer, claim.late = per_customer, late
+      claim.late = late_and_rev(claim.pool)
     end
     claim.in_bucket = tonumber(values[position * 3])
-    claim.holdings = parse_holdings(values[position * 3 + 1])
+    claim.holdings = parse_all_holdings(values[position * 3 + 1])
   end
   return claims, values[1]
 end
