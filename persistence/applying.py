@@ -55,8 +55,13 @@ async def store_batch(engine: AsyncEngine, batch: Batch) -> list[SetAside]:
     unknown whether it was stored: the offset has to be read again.
     """
     async with transaction(engine) as connection:
-        await move_offsets(connection, batch.moves)
-        aside = await apply_entries(connection, batch.entries)
+        return await apply_batch(connection, batch)
+
+
+async def apply_batch(connection: AsyncConnection, batch: Batch) -> list[SetAside]:
+    """:func:`store_batch` within a transaction of the caller's."""
+    await move_offsets(connection, batch.moves)
+    aside = await apply_entries(connection, batch.entries)
     for one in aside:
         log.error("outbox_entry_set_aside", partition=one.entry.partition, entry=str(one.entry.id), reason=one.reason)
     return aside

@@ -29,6 +29,7 @@ from persistence.outbox import Entry, EntryId, last_ids, read_entries, unbroken
 from persistence.repositories.job_runs import note_failure, note_success
 from persistence.repositories.offsets import OffsetMoved, load_offsets
 from persistence.trimming import Trimmer
+from persistence.waiting import wait_for_any
 
 log = structlog.stdlib.get_logger(__name__)
 
@@ -89,7 +90,7 @@ class Persister:
                     await self._run_alone(lock, stop)
             except (Unavailable, RedisError, OSError) as error:
                 self._tell_trouble(error)
-                await _wait(pause, stop)
+                await wait_for_any(pause, stop)
                 pause = min(pause * 2, LONGEST_PAUSE_SECONDS)
             else:
                 pause = SHORTEST_PAUSE_SECONDS
@@ -132,17 +133,17 @@ class Persister:
 
     async def _run_alone(self, lock: AsyncConnection, stop: asyncio.Event) -> None:
         while not await try_lock(lock, f"{self._settings.prefix}:persist"):
-            await _wait(LOCK_EVERY_SECONDS, stop)
+            await wait_for_any(LOCK_EVERY_SECONDS, stop)
             if stop.is_set():
                 return
         self._place = None
         while not stop.is_set():
             if self._state.admitted is None:
-                await _wait(LOCK_EVERY_SECONDS, stop, self._state.ready)
+                await wait_for_any(LOCK_EVERY_SECONDS, stop, self._state.ready)
                 continue
             await self.step()
             if self._place is None:
-                await _wait(SHORTEST_PAUSE_SECONDS, stop)
+                await wait_for_any(SHORTEST_PAUSE_SECONDS, stop)
             elif monotonic() - self._reported_at >= REPORT_EVERY_SECONDS:
                 await self._report(self._place)
                 # A lock that was cut with its connection must be noticed, or two would work for long.
@@ -262,13 +263,3 @@ class Persister:
             log.info("persister_well_again")
         else:
             log.warning("persister_waits", reason=trouble)
-
-
-async def _wait(seconds: float, *events: asyncio.Event) -> None:
-    """Until one of the events is set, or the time has passed."""
-    waits = [asyncio.ensure_future(event.wait()) for event in events]
-    try:
-        await asyncio.wait(waits, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        for waiting in waits:
-            waiting.cancel()

@@ -54,16 +54,19 @@ join reservations as stored using (tenant, id)
 where stored.created_at_ms <> given.created_at_ms
 """)
 
-RESERVATION_COLUMNS = f"""{_NAMES},
-    (select array_agg(pool order by position) from reservation_claims as claim
-     where claim.tenant = reservations.tenant and claim.reservation_id = reservations.id) as pools,
-    (select array_agg(quantity order by position) from reservation_claims as claim
-     where claim.tenant = reservations.tenant and claim.reservation_id = reservations.id) as quantities,
-    (select array_agg(counted order by position) from reservation_claims as claim
-     where claim.tenant = reservations.tenant and claim.reservation_id = reservations.id) as counted"""  # noqa: S608
-"""What a query over ``reservations`` selects for :func:`reservation_of`."""
+SELECT_RESERVATIONS = f"""
+select {_NAMES}, pools, quantities, counted
+from reservations
+cross join lateral (
+    select array_agg(pool order by position) as pools, array_agg(quantity order by position) as quantities,
+        array_agg(counted order by position) as counted
+    from reservation_claims as claim
+    where claim.tenant = reservations.tenant and claim.reservation_id = reservations.id
+) as claims
+"""  # noqa: S608  (the names stand above)
+"""A query over ``reservations`` whose rows :func:`reservation_of` understands; a ``where`` may follow."""
 
-_FIND = text(f"select {RESERVATION_COLUMNS} from reservations where tenant = :tenant and id = :id")  # noqa: S608
+_FIND = text(SELECT_RESERVATIONS + "where tenant = :tenant and id = :id")
 _HAS_POOLS = text("select exists (select from pools where tenant = :tenant)")
 
 
@@ -93,7 +96,7 @@ async def find_reservation(connection: AsyncConnection, tenant: str, identifier:
 
 
 def reservation_of(row: Row[Any]) -> Reservation:
-    """A reservation from a row of :data:`RESERVATION_COLUMNS`."""
+    """A reservation from a row of :data:`SELECT_RESERVATIONS`."""
     return Reservation(
         tenant=row.tenant,
         id=row.id,
