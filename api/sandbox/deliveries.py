@@ -137,7 +137,7 @@ class Deliveries:
             await self._note(event, arrived)
         except StorageUnavailable:
             # The lease runs out and it is delivered once more, which receivers have to bear from Stripe as well.
-            log.warning("sandbox_delivery_not_noted", event=event.event_id)
+            log.warning("sandbox_delivery_not_noted", event_id=event.event_id)
         return arrived
 
     async def _note(self, event: SandboxEvent, arrived: bool) -> None:
@@ -158,9 +158,9 @@ class Deliveries:
         try:
             answer = await self._http.post(self._url, content=event.payload.encode(), headers=headers)
         except httpx.HTTPError as error:
-            log.info("sandbox_webhook_failed", event=event.event_id, type=event.type, error=type(error).__name__)
+            log.info("sandbox_webhook_failed", event_id=event.event_id, event_type=event.type, error=type(error).__name__)
             return False
-        log.info("sandbox_webhook_sent", event=event.event_id, type=event.type, status=answer.status_code)
+        log.info("sandbox_webhook_sent", event_id=event.event_id, event_type=event.type, status=answer.status_code)
         return answer.is_success
 
 

@@ -1,0 +1,146 @@
+"""The sandbox on loopback, with the real Stripe adapter on one side and a receiver of webhooks on the other."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+from fastapi import FastAPI, Request, Response
+from sqlalchemy.ext.asyncio import AsyncEngine
+
+from api.errors import answer_errors
+from api.sandbox.mount import Sandbox
+from engine.payments.port import FrozenAttempt, PricedLine, ProviderEvent
+from engine.payments.stripe import StripePayments
+from engine.settings import Settings
+from persistence.database import create_engine_from
+from tests.loopback import listening_socket, served
+
+KEY = "sk_test_of_the_tests"
+SECRET = "whsec_of_the_tests"
+
+
+@dataclass(slots=True)
+class StandIn:
+    """A running sandbox. ``received`` has every webhook that arrived, verified as the API would."""
+
+    url: str
+    settings: Settings
+    engine: AsyncEngine
+    sandbox: Sandbox
+    payments: StripePayments
+    http: httpx.AsyncClient
+    received: list[ProviderEvent] = field(default_factory=list)
+    answers: list[int] = field(default_factory=list)
+    """Statuses that the receiver gives to the next webhooks; 200 once they are used up."""
+    offsets: list[int] = field(default_factory=list)
+    arrived: asyncio.Condition = field(default_factory=asyncio.Condition)
+
+    def attempt(self, order: str = "ord-1", **changes: Any) -> FrozenAttempt:
+        """A frozen attempt of one line at 12.50 GBP that holds a reservation."""
+        amount: int = changes.pop("amount_minor", 1250)
+        values: dict[str, Any] = {
+            "order_id": order,
+            "reservation_id": f"res-{order}",
+            "tenant": "demo",
+            "number": 1,
+            "idempotency_key": f"{order}:1",
+            "amount_minor": amount,
+            "currency": "GBP",
+            "email": "pupil@school.example",
+            "customer": "pupil-1",
+            "lines": (PricedLine("Practice pack", amount),),
+            "success_url": "https://shop.example/thanks?session={CHECKOUT_SESSION_ID}",
+            "cancel_url": "https://shop.example/basket",
+            "expires_at_s": self.now_s() + 1860,
+        }
+        return FrozenAttempt(**values | changes)
+
+    def now_s(self) -> int:
+        """The test clock, as the tests moved it."""
+        return int(time.time()) + (self.offsets[-1] if self.offsets else 0) // 1000
+
+    async def act(self, session_id: str, act: str, status: int = 200) -> dict[str, Any]:
+        """Act as a buyer by program."""
+        return await self.post(f"/sandbox/sessions/{session_id}/{act}", None, status)
+
+    async def advance(self, seconds: float) -> dict[str, Any]:
+        """Move the test clock."""
+        return await self.post("/sandbox/clock", {"advance_seconds": seconds})
+
+    async def fault(self, target: str, kind: str, count: int = 1) -> None:
+        """Have the next calls or webhooks go wrong."""
+        await self.post("/sandbox/faults", {"target": target, "kind": kind, "count": count})
+
+    async def calls(self) -> list[dict[str, Any]]:
+        """What was asked of the stand-in, newest last."""
+        answer = await self.http.get("/sandbox/calls")
+        assert answer.status_code == 200, answer.text
+        found: list[dict[str, Any]] = answer.json()["calls"]
+        return found
+
+    async def post(self, path: str, body: Any, status: int = 200) -> dict[str, Any]:
+        """POST JSON and expect a status."""
+        answer = await self.http.post(path, json=body)
+        assert answer.status_code == status, answer.text
+        content: dict[str, Any] = answer.json()
+        return content
+
+    async def receipts(self, count: int) -> list[ProviderEvent]:
+        """Wait until so many webhooks have arrived."""
+        async with self.arrived, asyncio.timeout(20):
+            await self.arrived.wait_for(lambda: len(self.received) >= count)
+        return self.received
+
+    async def receive(self, request: Request) -> Response:
+        """The receiver: verifies, remembers, and answers as told."""
+        event = self.payments.verify(
+            await request.body(),
+            request.headers.get("stripe-signature"),
+            time.time() + await self.sandbox.offset_ms() / 1000,
+        )
+        async with self.arrived:
+            self.received.append(event)
+            self.arrived.notify_all()
+        return Response(status_code=self.answers.pop(0) if self.answers else 200)
+
+
+@asynccontextmanager
+async def standing_in(database_url: str, *, background: bool = True) -> AsyncIterator[StandIn]:
+    """A sandbox on a database of its own, running for the length of a test."""
+    listener = listening_socket()
+    url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+    settings = Settings(
+        public_url=url,
+        database_url=database_url,
+        stripe_webhook_secret=SECRET,
+        stripe_api_base=f"{url}/sandbox/stripe",
+        sandbox=True,
+    )
+    engine = create_engine_from(settings)
+    app = FastAPI()
+    answer_errors(app)
+    payments = StripePayments(KEY, SECRET, api_base=settings.stripe_api_base, timeout_seconds=10)
+    http = httpx.AsyncClient(base_url=url, timeout=20, trust_env=False)
+    offsets: list[int] = []
+
+    async def clock_moved(offset_ms: int) -> None:
+        offsets.append(offset_ms)
+
+    sandbox = Sandbox(settings, engine, clock_moved)
+    stand_in = StandIn(url, settings, engine, sandbox, payments, http, offsets=offsets)
+    app.include_router(sandbox.router)
+    app.add_api_route("/v1/webhooks/stripe", stand_in.receive, methods=["POST"])
+    async with served(app, listener):
+        if background:
+            await sandbox.start()
+        yield stand_in
+        await sandbox.stop()
+        await payments.close()
+        await http.aclose()
+    await engine.dispose()
