@@ -43,7 +43,7 @@ def create_redis(settings: Settings, *, blocking: bool = False, connections: int
         retry=Retry(ExponentialBackoff(cap=0.1, base=0.01), retries),
         retry_on_error=[RedisConnectionError, RedisTimeoutError] if retries else [],
     )
-    return Redis(connection_pool=pool, auto_close_connection_pool=True)
+    return Redis.from_pool(pool)
 
 
 def _fake_redis(url: str) -> Redis:
