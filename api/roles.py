@@ -5,8 +5,12 @@ from __future__ import annotations
 import asyncio
 
 from api.foundation import lay_foundation
+from api.jobs import jobs_of
+from api.services import build_services
+from engine.jobs import JobRunner
 from engine.redis_client import create_redis
 from engine.settings import Settings
+from persistence.job_diary import PostgresJobDiary
 from persistence.persister import Persister
 
 
@@ -15,3 +19,13 @@ async def run_persister(settings: Settings, stop: asyncio.Event) -> None:
     foundation = lay_foundation(settings)
     async with foundation.running(), create_redis(settings, blocking=True) as reader:
         await Persister(settings, foundation.database, reader, foundation.state).run(stop)
+
+
+async def run_worker(settings: Settings, stop: asyncio.Event) -> None:
+    """Run the jobs. Raises ``UnsafeRedis`` where Redis may lose data."""
+    services = build_services(settings)
+    async with services.foundation.running():
+        try:
+            await JobRunner(jobs_of(services), PostgresJobDiary(services.database)).run(stop)
+        finally:
+            await services.payments.close()

@@ -192,24 +192,23 @@ class CatalogueService:
         self._pusher = pusher
         self._reservations = reservations
 
-    async def put_code(self, definition: CodeDefinition) -> Usage:
+    async def put_code(self, definition: CodeDefinition) -> None:
         """Define a code; its present and later periods follow at once. Raises ``Unavailable``."""
-        now_ms = await self._reservations.now_ms()
+        now_ms = await self._reservations.now_ms(definition.tenant)
         changed = await self._store.put_code(definition, now_ms)
         await self._pusher.push(definition.tenant, changed)
-        return await self._usage(definition, period_of(definition.period, now_ms))
 
     async def code(self, tenant: str, code: str) -> tuple[CodeDefinition, Usage]:
         """A code and its usage in the present period. Raises ``Unknown``."""
         definition = await self._definition(tenant, code)
-        now_ms = await self._reservations.now_ms()
+        now_ms = await self._reservations.now_ms(tenant)
         return definition, await self._usage(definition, period_of(definition.period, now_ms))
 
     async def usage(self, tenant: str, code: str, period: str | None) -> Usage:
         """A code's usage in a period, the present one if none is named. Raises ``Unknown`` and ``Invalid``."""
         definition = await self._definition(tenant, code)
         if period is None:
-            period = period_of(definition.period, await self._reservations.now_ms())
+            period = period_of(definition.period, await self._reservations.now_ms(tenant))
         return await self._usage(definition, period)
 
     async def put_product(self, product: Product) -> Product:

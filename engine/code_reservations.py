@@ -116,7 +116,7 @@ class CodeReservations:
             raise ValueError("nothing is reserved without a code")
         return ReservationRequest(
             tenant=holder.tenant,
-            id=derived_id("reservation", holder.tenant, f"{holder.order_id}:{round_number}"),
+            id=derived_id("held", holder.tenant, f"{holder.order_id}:{round_number}"),
             claims=(Claim(offer.pool.pool, 1, offer.pool.rev),),
             ttl_ms=self._settings.reservation_ttl_seconds * 1000,
             customer=holder.customer,

@@ -53,11 +53,11 @@ class PoolDefinitions:
         return await self._push(committed)
 
     async def push(self, tenant: str, pools: Sequence[str]) -> None:
-        """Push what is committed for these pools. Raises ``Unavailable``."""
+        """Push what is committed for these pools and not known to be in Redis. Raises ``Unavailable``."""
         if not pools:
             return
         async with transaction(self._engine) as connection:
-            committed = await repository.load_pools(connection, tenant, pools)
+            committed = await repository.load_unpushed_of(connection, tenant, pools)
         for definition in committed:
             await self._push(definition)
 

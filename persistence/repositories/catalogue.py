@@ -29,7 +29,7 @@ class PostgresCatalogue:
         self._engine = engine
 
     async def put_code(self, definition: CodeDefinition, now_ms: int) -> list[str]:
-        """Commit a code and redefine its pools of the present period and later ones; past ones keep their cap.
+        """Commit a code with the pool of its present period and those of later ones; past ones keep their cap.
 
         A pool whose key the code's new rule doesn't know is left alone: nothing is reserved in it any more.
         """
@@ -55,10 +55,11 @@ class PostgresCatalogue:
             # The code's row stays locked to the end, so that no pool of it is made from the definition before.
             await connection.execute(statement)
             present = await pool_rows.load_pools_beginning(connection, definition.tenant, pools_of(definition.code))
-            renewed = [pool for old in present if (pool := _renewed(definition, old, now_ms)) is not None]
-            for pool in renewed:
+            renewed = {pool.pool: pool for old in present if (pool := _renewed(definition, old, now_ms)) is not None}
+            current = definition.pool(period_key(definition.period, now_ms))
+            for pool in (renewed | {current.pool: current}).values():
                 await pool_rows.upsert_pool(connection, pool)
-        return [pool.pool for pool in renewed]
+        return [*(renewed | {current.pool: current})]
 
     async def find_code(self, tenant: str, code: str) -> CodeDefinition | None:
         """The code, or None."""

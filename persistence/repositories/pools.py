@@ -54,6 +54,17 @@ async def load_pools_beginning(connection: AsyncConnection, tenant: str, beginni
     return [_definition(row) for row in rows]
 
 
+async def load_unpushed_of(connection: AsyncConnection, tenant: str, pools: Sequence[str]) -> list[PoolDefinition]:
+    """Those of these definitions that Redis may not have.
+
+    One that Redis had and has no more must not be pushed as if it were new: its counts would begin at nothing.
+    """
+    rows = await connection.execute(
+        select(*_COLUMNS).where(Pool.tenant == tenant, Pool.id.in_(pools), Pool.pushed_rev < Pool.rev)
+    )
+    return [_definition(row) for row in rows]
+
+
 async def load_unpushed(connection: AsyncConnection, limit: int) -> list[PoolDefinition]:
     """Definitions that Redis may not have, oldest first."""
     rows = await connection.execute(select(*_COLUMNS).where(Pool.pushed_rev < Pool.rev).order_by(Pool.rev).limit(limit))

@@ -1,0 +1,139 @@
+"""Checkouts and orders on the wire."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
+
+from pydantic import AfterValidator, Field, StringConstraints
+
+from api.schemas.base import Body, Customer, Identifier, Printable, is_printable
+from api.times import written, written_instant, written_or_none
+from engine.checkout import CheckoutAnswer, CheckoutRequest
+from engine.domain import LARGEST_QUANTITY, Provider
+from engine.orders import OrderStory
+from engine.pricing import WantedLine
+
+MOST_LINES = 50
+LONGEST_URL = 2048
+LONGEST_EMAIL = 254
+_EMAIL = re.compile(r"[^@\s]+@[^@\s]+")
+
+
+def _email(text: str) -> str:
+    if not is_printable(text) or _EMAIL.fullmatch(text) is None:
+        raise ValueError("must be an e-mail address")
+    return text
+
+
+def _web_address(text: str) -> str:
+    if not text.isascii() or not text.isprintable() or " " in text:
+        raise ValueError("must be an http or https address")
+    try:
+        parts = urlsplit(text)
+    except ValueError as error:
+        raise ValueError("must be an http or https address") from error
+    if parts.scheme.lower() not in ("http", "https") or not parts.hostname:
+        raise ValueError("must be an http or https address")
+    return text
+
+
+Email = Annotated[str, StringConstraints(min_length=3, max_length=LONGEST_EMAIL), AfterValidator(_email)]
+WebAddress = Annotated[str, StringConstraints(max_length=LONGEST_URL), AfterValidator(_web_address)]
+
+
+class LineBody(Body):
+    """So many of one product; its price is ours to know."""
+
+    product: Identifier
+    quantity: Annotated[int, Field(ge=1, le=LARGEST_QUANTITY)]
+
+
+class CheckoutBody(Body):
+    """What a buyer wants to pay for. Rewards can't be used yet."""
+
+    customer: Customer
+    email: Email
+    lines: Annotated[list[LineBody], Field(min_length=1, max_length=MOST_LINES)]
+    code: Printable | None = None
+    use_rewards: Literal[False] = False
+    provider: Provider = Provider.STRIPE
+    success_url: WebAddress
+    cancel_url: WebAddress
+
+    def request(self, tenant: str, idempotency_key: str | None) -> CheckoutRequest:
+        """What the service is asked for."""
+        return CheckoutRequest(
+            tenant=tenant,
+            customer=self.customer,
+            email=self.email,
+            lines=tuple(WantedLine(line.product, line.quantity) for line in self.lines),
+            success_url=self.success_url,
+            cancel_url=self.cancel_url,
+            code=self.code,
+            provider=self.provider.value,
+            idempotency_key=idempotency_key,
+        )
+
+
+def checkout_content(answer: CheckoutAnswer) -> dict[str, Any]:
+    """A checkout as the contract writes it. Where nothing is reserved, the session's end is the provider's affair."""
+    order, attempt = answer.order, answer.attempt
+    end_s = None if attempt is None else attempt.frozen.expires_at_s
+    return {
+        "id": order.id,
+        "order_id": order.id,
+        "reservation_id": order.reservation_id,
+        "period": order.period or None,
+        "amount_minor": order.amount_minor,
+        "discount_minor": order.discount_minor,
+        "currency": order.currency,
+        "checkout_url": None if attempt is None else attempt.url,
+        "session_id": None if attempt is None else attempt.session_id,
+        "session_expires_at": None if end_s is None else written(end_s * 1000),
+        "expires_at": written_or_none(order.expires_at_ms),
+    }
+
+
+def order_content(story: OrderStory) -> dict[str, Any]:
+    """An order with all that became of it, as the contract writes it."""
+    order = story.order
+    return {
+        "id": order.id,
+        "status": order.status.value,
+        "customer": order.customer,
+        "payments": [
+            {
+                "provider": payment.provider.value,
+                "ref": payment.ref,
+                "amount_minor": payment.amount_minor,
+                "currency": payment.currency,
+                "status": payment.status.value,
+            }
+            for payment in story.payments
+        ],
+        "refunds": [],
+        "lines": [
+            {
+                "product": line.product,
+                "name": line.name,
+                "quantity": line.quantity,
+                "unit_amount_minor": line.unit_amount_minor,
+                "amount_minor": line.amount_minor,
+            }
+            for line in order.lines
+        ],
+        "amount_minor": order.amount_minor,
+        "discount_minor": order.discount_minor,
+        "refunded_minor": order.refunded_minor,
+        "currency": order.currency,
+        "reservation_id": order.reservation_id,
+        "code": order.code or None,
+        "period": order.period or None,
+        "listing": None,
+        "late": order.late,
+        "history": [
+            {**entry.details, "at": written_instant(entry.at), "event": entry.event} for entry in story.history
+        ],
+    }
