@@ -98,5 +98,5 @@ def parse_reply(tenant: str, identifier: str, reply: str) -> tuple[Outcome, Rese
 
 def pool_state(tenant: str, pool: str, text: str) -> PoolState:
     """A pool from its field; its earliest live second is when the next units may return."""
-    first_s = int(text.split("|", 3)[2])
+    first_s = int(text.split("|", 2)[1])
     return decode_pool(tenant, pool, text, first_s * 1000 if first_s else None)

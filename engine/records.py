@@ -149,12 +149,12 @@ def encode_definition(d: PoolDefinition) -> str:
 
 def encode_pool(definition: str, completed: int, reserved: int, first_s: int, swept_to_s: int) -> str:
     """A pool's field: counts, the earliest second that may be live (0 for none), how far it was swept, definition."""
-    return f"{completed}|{reserved}|{first_s}|{swept_to_s}|{definition}"
+    return f"{reserved}|{first_s}|{completed}|{swept_to_s}|{definition}"
 
 
 def decode_pool(tenant: str, pool: str, text: str, next_expiry_at_ms: int | None = None) -> PoolState:
     """A pool from its field."""
-    completed, reserved, _first, _swept, cap, status, opens, closes, per_customer, late, rev = text.split("|")
+    reserved, _first, completed, _swept, cap, status, opens, closes, per_customer, late, rev = text.split("|")
     return PoolState(
         definition=PoolDefinition(
             tenant=tenant,

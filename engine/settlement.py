@@ -40,7 +40,7 @@ class SettlementService:
         Raises ``Unavailable`` when it could not be committed, or carries our mark for an order not visible yet:
         the provider then delivers it again.
         """
-        facts = {"provider": provider.value, "event": event.type, "session": event.session_id}
+        facts = {"provider": provider.value, "event_type": event.type, "session": event.session_id}
         if event.kind is EventKind.FOREIGN or event.session_id is None:
             log.info("event_foreign", **facts)
             return

@@ -56,7 +56,7 @@ append(outbox_key, tenant, id, record_text(record), settlement, 'cancelled', rec
 if restock == '1' then
   for _, claim in ipairs(claims) do
     if claim.pool then
-      claim.pool.completed = math.max(0, claim.pool.completed - claim.quantity)
+      claim.pool.completed, claim.pool.kept = math.max(0, claim.pool.completed - claim.quantity), nil
     end
     if claim.is_limited then
       claim.holdings.completed = math.max(0, claim.holdings.completed - claim.quantity)

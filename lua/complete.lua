@@ -139,7 +139,7 @@ local function complete(is_late, over)
   for _, claim in ipairs(claims) do
     uncount(tenant_key, expiries_key, before, claim)
     if claim.pool then
-      claim.pool.completed = claim.pool.completed + claim.quantity
+      claim.pool.completed, claim.pool.kept = claim.pool.completed + claim.quantity, nil
     end
   end
   write_claims(tenant_key, claims)

@@ -33,7 +33,7 @@ if text then
     return 'defined|' .. text
   end
 end
-counts.definition = definition
+counts.definition, counts.kept = definition, nil
 local defined = pool_text(counts)
 if not build then
   redis.call('HSET', tenant_key, '!build', BUILD)

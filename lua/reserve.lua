@@ -38,18 +38,21 @@ REPLIES
 
 local tenant_key, expiries_key, outbox_key, records_key = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local tenant, id, ttl_ms, fingerprint, tail, customer = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5], ARGV[6]
-local FIRST_CLAIM, CLAIM_LENGTH, FIELDS_OF_CLAIM = 7, 3, 3
+local FIRST_CLAIM, CLAIM_LENGTH = 7, 3
 
 local now_ms = read_clock(tenant_key)
 local expires = math.ceil((now_ms + ttl_ms) / 1000)
 
--- One HMGET for all: the build mark, then pool, bucket and counter of each claim.
-local fields = { '!build' }
+-- One HMGET for all: the build mark, then pool, bucket and, where a customer is named, counter of each claim.
+local fields, wanted, bucket_suffix = { '!build' }, 1, '|' .. expires
+local fields_of_claim = customer == '' and 2 or 3
 for at = FIRST_CLAIM, #ARGV, CLAIM_LENGTH do
-  local name, wanted = ARGV[at], #fields
-  fields[wanted + 1] = name
-  fields[wanted + 2] = name .. '|' .. expires
-  fields[wanted + 3] = name .. '||' .. customer
+  local name = ARGV[at]
+  fields[wanted + 1], fields[wanted + 2] = name, name .. bucket_suffix
+  if customer ~= '' then
+    fields[wanted + 3] = name .. '||' .. customer
+  end
+  wanted = wanted + fields_of_claim
 end
 local values = redis.call('HMGET', tenant_key, unpack(fields))
 if values[1] ~= BUILD then
@@ -57,7 +60,7 @@ if values[1] ~= BUILD then
 end
 
 local pools, sweep = {}, nil
-for field = 2, #fields, FIELDS_OF_CLAIM do
+for field = 2, wanted, fields_of_claim do
   local pool = values[field] and parse_pool(fields[field], values[field])
   if pool and pool.first ~= 0 and pool.first * 1000 <= now_ms then
     sweep = sweep or new_sweep()
@@ -89,7 +92,7 @@ local at = FIRST_CLAIM
 for position = 1, #pools do
   local pool = pools[position]
   if pool and pool.per_customer and customer ~= '' then
-    holdings[position] = parse_holdings(values[position * FIELDS_OF_CLAIM + 1], pool, now_ms)
+    holdings[position] = parse_holdings(values[position * 3 + 1], pool, now_ms)
   end
   local reply = refused(pool, position, ARGV[at + 1] + 0, ARGV[at + 2], holdings[position], now_ms)
   if reply then
@@ -100,27 +103,29 @@ for position = 1, #pools do
   -- then ends one second after what was swept.
   if expires <= pool.swept_to then
     expires = pool.swept_to + 1
+    bucket_suffix = '|' .. expires
   end
   counted = counted .. (pool.per_customer and '1' or '0')
   at = at + CLAIM_LENGTH
 end
 
 counted = next(holdings) and counted or ''
-local record = first_record(now_ms, expires, counted, ttl_ms, tail)
+local times = now_ms .. bucket_suffix
+local record = first_record(times, counted, ttl_ms, tail)
 append(outbox_key, tenant, id, record)
 if sweep then
   delete_swept(sweep, tenant_key, expiries_key)
 end
-local changes, place = {}, 0
+local changes, place, field = {}, 0, 2
 for position = 1, #pools do
   local pool, quantity = pools[position], ARGV[FIRST_CLAIM + position * CLAIM_LENGTH - 2] + 0
   pool.reserved = pool.reserved + quantity
   if pool.first == 0 or expires < pool.first then
     pool.first = expires
   end
-  local bucket, units = bucket_name(pool.name, expires), values[position * FIELDS_OF_CLAIM]
+  local bucket, units = pool.name .. bucket_suffix, values[field + 1]
   -- The end was moved behind a sweep, so the bucket that was read is another one.
-  if bucket ~= fields[position * FIELDS_OF_CLAIM] then
+  if bucket ~= fields[field + 1] then
     units = redis.call('HGET', tenant_key, bucket)
   end
   if not units then
@@ -131,10 +136,11 @@ for position = 1, #pools do
   place = place + 4
   if holdings[position] then
     hold(holdings[position], id, quantity, expires)
-    changes[place + 1], changes[place + 2] = fields[position * FIELDS_OF_CLAIM + 1], holdings_text(holdings[position])
+    changes[place + 1], changes[place + 2] = fields[field + 2], holdings_text(holdings[position])
     place = place + 2
   end
+  field = field + fields_of_claim
 end
 redis.call('HSET', tenant_key, unpack(changes))
 redis.call('HSET', records_key, id, record)
-return 'granted|' .. now_ms .. '|' .. expires .. '|' .. counted
+return 'granted|' .. times .. '|' .. counted

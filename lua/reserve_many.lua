@@ -37,6 +37,7 @@ local tenant = ARGV[1]
 local RECORDS_BEFORE, FIRST_REQUEST, FIRST_CLAIM, CLAIM_LENGTH, FIELDS_OF_CLAIM = 3, 2, 6, 3, 3
 
 local now_ms = read_clock(tenant_key)
+local now_text = now_ms .. ''
 
 -- One HMGET for all: the build mark, then pool, bucket and counter of each claim of each request.
 local fields, wanted, at = { '!build' }, 1, FIRST_REQUEST
@@ -126,10 +127,11 @@ local function grant(index, place, field, mine)
     field = field + FIELDS_OF_CLAIM
   end
   counted = is_limited and counted or ''
-  records[id] = first_record(now_ms, expires, counted, ttl_ms, ARGV[place + 4])
+  local times = now_text .. '|' .. expires
+  records[id] = first_record(times, counted, ttl_ms, ARGV[place + 4])
   granted[#granted + 1] = index
   granted[#granted + 1] = id
-  return 'granted|' .. now_ms .. '|' .. expires .. '|' .. counted
+  return 'granted|' .. times .. '|' .. counted
 end
 
 local function decide(index, place, field, claims)

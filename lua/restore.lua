@@ -52,7 +52,7 @@ for _, claim in ipairs(claims) do
   if claim.pool then
     -- Past this reservation's end nothing of it can be taken for counted, even if others ended in its second.
     if is_swept and record.state == 'R' then
-      claim.pool.swept_to = math.max(claim.pool.swept_to, record.expires)
+      claim.pool.swept_to, claim.pool.kept = math.max(claim.pool.swept_to, record.expires), nil
     end
     redis.call('HSET', tenant_key, claim.name, pool_text(claim.pool))
   end

@@ -107,6 +107,10 @@ class StripePayments:
             # Stripe acted and answered 2xx, but what it did can't be read.
             log.warning("stripe_answer_unreadable", verb=verb, reason=error.message)
             raise ProviderTimeout from error
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            # The library stumbles over a body that is JSON but not Stripe's, as something between us may send.
+            log.warning("stripe_answer_unreadable", verb=verb, exc_info=True)
+            raise ProviderTimeout from error
 
 
 def session_params(attempt: FrozenAttempt) -> SessionCreateParams:

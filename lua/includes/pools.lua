@@ -1,6 +1,7 @@
 -- A pool as the scripts hold it in memory, and the sweeping of its due buckets.
--- Field: completed|reserved|first_s|swept_to_s|cap|status|opens|closes|per_customer|late|rev
--- Numbers are concatenated as they are: Lua writes integers below 10^14 exactly, and caps end at 10^12.
+-- Field: reserved|first_s|completed|swept_to_s|cap|status|opens|closes|per_customer|late|rev
+-- Numbers are concatenated as they are: Lua writes integers below 10^14 exactly, and caps end at 10^12. Writing one
+-- costs six times what joining text does, so what a reserve leaves alone is kept as the text it came as.
 
 local SWEEP_BUDGET = 1000
 
@@ -8,8 +9,8 @@ local SWEEP_BUDGET = 1000
 local PLAIN = 'a||||'
 
 local function parse_pool(name, text)
-  local completed, reserved, first, swept_to, definition, cap, rest =
-    string.match(text, '^(%d+)|(%d+)|(%d+)|(%d+)|((%d*)|(.+))$')
+  local reserved, first, kept, completed, swept_to, definition, cap, rest =
+    string.match(text, '^([^|]+)|([^|]+)|(([^|]+)|([^|]+)|(([^|]*)|(.+)))')
   local pool = {
     name = name,
     completed = completed + 0,
@@ -17,6 +18,7 @@ local function parse_pool(name, text)
     first = first + 0,
     swept_to = swept_to + 0,
     cap = tonumber(cap),
+    kept = kept,
     definition = definition,
   }
   if string.sub(rest, 1, 5) ~= PLAIN then
@@ -34,8 +36,10 @@ local function late_and_rev(pool)
   return string.match(pool.definition, '(%a)|(%d+)$')
 end
 
+-- Whoever changes `completed`, `swept_to` or the definition sets `kept` to nil.
 local function pool_text(pool)
-  return pool.completed .. '|' .. pool.reserved .. '|' .. pool.first .. '|' .. pool.swept_to .. '|' .. pool.definition
+  return pool.reserved .. '|' .. pool.first .. '|'
+    .. (pool.kept or pool.completed .. '|' .. pool.swept_to .. '|' .. pool.definition)
 end
 
 -- Seconds have ten digits until the year 2286, so the lexical order of bucket names is the order of time.
@@ -79,7 +83,7 @@ local function sweep_pool(sweep, tenant_key, expiries_key, pool, now_ms)
     sweep.buckets[#sweep.buckets + 1] = due[index]
   end
   sweep.left = sweep.left - #due
-  pool.swept_to = tonumber(string.sub(due[#due], -10))
+  pool.swept_to, pool.kept = tonumber(string.sub(due[#due], -10)), nil
   pool.first = first_after(expiries_key, pool.name, pool.swept_to)
   pool.more = pool.first ~= 0 and pool.first * 1000 <= now_ms
   pool.dirty = true

@@ -1,8 +1,6 @@
 -- A reservation's record in memory. The mutable head and the frozen tail are kept apart, since no transition
 -- touches the tail: fingerprint|claims|customer|metadata|order|code|period
 
-local STATUS_NAMES = { R = 'reserved', C = 'completed', L = 'released', X = 'cancelled' }
-
 local function parse_record(text)
   local state, version, created, expires, completed, ended, late, over, restocked, counted, payment, refused, ttl,
     tail, fingerprint, claims, customer = string.match(text,

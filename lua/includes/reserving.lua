@@ -64,6 +64,7 @@ local function answer_existing(text, fingerprint, pools, now_ms)
   return 'existing|' .. now_ms .. '|' .. (counts and '1' or '0') .. '|' .. text
 end
 
-local function first_record(now_ms, expires, counted, ttl, tail)
-  return 'R|1|' .. now_ms .. '|' .. expires .. '||||||' .. counted .. '|||' .. ttl .. '|' .. tail
+-- `times` is created_ms|expires_s.
+local function first_record(times, counted, ttl, tail)
+  return 'R|1|' .. times .. '||||||' .. counted .. '|||' .. ttl .. '|' .. tail
 end
