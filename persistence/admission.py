@@ -75,29 +75,29 @@ class Admission:
         except RedisError as error:
             raise NotReady(f"Redis can't be reached: {error}") from error
 
-    async def watch(self, stop: asyncio.Event) -> None:
-        """Look every second, and at once when ``state.lost`` is set, until stopped.
+    async def check_safe(self) -> None:
+        """Raises ``UnsafeRedis``, so that a process refuses to start; a Redis that is away is judged when it comes."""
+        try:
+            await check_safety(self._redis, self._settings)
+        except RedisError as error:
+            self._tell_trouble(error)
 
-        Trouble is logged once and tried again. Raises ``UnsafeRedis`` or :class:`PartitionsChanged` when nothing was
-        admitted yet: such a process must not start.
+    async def watch(self) -> None:
+        """Look every second, and at once when ``state.lost`` is set, until cancelled.
+
+        Trouble is logged once and tried again; meanwhile nothing is admitted, or what was admitted before still is.
         """
-        ever_admitted = False
-        while not stop.is_set():
+        while True:
             try:
                 if not await self.is_current():
                     self._state.revoke()
                     await self.ensure()
-                ever_admitted = True
                 self._tell_trouble(None)
-            except (UnsafeRedis, PartitionsChanged) as error:
-                if not ever_admitted:
-                    raise
+            except (Unavailable, RedisError, OSError, UnsafeRedis, PartitionsChanged) as error:
                 self._tell_trouble(error)
-            except (Unavailable, RedisError, OSError) as error:
-                self._tell_trouble(error)
-                await wait_for_any(PAUSE_AFTER_TROUBLE_SECONDS, stop)
-            await wait_for_any(SHORTEST_PAUSE_SECONDS, stop)
-            await wait_for_any(LOOK_EVERY_SECONDS, stop, self._state.lost)
+                await asyncio.sleep(PAUSE_AFTER_TROUBLE_SECONDS)
+            await asyncio.sleep(SHORTEST_PAUSE_SECONDS)
+            await wait_for_any(LOOK_EVERY_SECONDS, self._state.lost)
 
     async def is_current(self) -> bool:
         """Whether what this process was admitted to is still there, by one look at Redis.
