@@ -17,9 +17,8 @@ from benchmarks.budget import Line
 
 def _binaries() -> list[RedisBinary]:
     """The best Redis found and those named in LASTPORTION_TEST_REDIS, one of each version."""
-    named = [
-        redis_binary(Path(text)) for text in os.environ.get("LASTPORTION_TEST_REDIS", "").split(os.pathsep) if text
-    ]
+    paths = os.environ.get("LASTPORTION_TEST_REDIS", "").split(os.pathsep)
+    named = [redis_binary(Path(path)) for path in paths if path]
     by_label = {binary.label: binary for binary in [*find_redis(), *named] if binary is not None}
     return list(by_label.values())
 
