@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -136,11 +136,11 @@ async def standing_in(database_url: str, *, background: bool = True) -> AsyncIte
     stand_in = StandIn(url, settings, engine, sandbox, payments, http, offsets=offsets)
     app.include_router(sandbox.router)
     app.add_api_route("/v1/webhooks/stripe", stand_in.receive, methods=["POST"])
-    async with served(app, listener):
+    async with served(app, listener), AsyncExitStack() as afterwards:
+        afterwards.push_async_callback(engine.dispose)
+        afterwards.push_async_callback(payments.close)
+        afterwards.push_async_callback(http.aclose)
+        afterwards.push_async_callback(sandbox.stop)
         if background:
             await sandbox.start()
         yield stand_in
-        await sandbox.stop()
-        await payments.close()
-        await http.aclose()
-    await engine.dispose()

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from uuid import uuid4
 
 import pytest
+from psycopg import sql
 
+from api.servers import PostgresServer
 from tests.stand_in import StandIn, standing_in
 
 
@@ -21,3 +24,15 @@ async def still_stand_in(database_url: str) -> AsyncIterator[StandIn]:
     """A sandbox that expires and delivers only when it is asked to: what happens when is the test's to say."""
     async with standing_in(database_url, background=False) as running:
         yield running
+
+
+@pytest.fixture(scope="module")
+async def shared_stand_in(postgres_server: PostgresServer, database_template: str) -> AsyncIterator[StandIn]:
+    """A sandbox for the tests of a module that leave the clock, the faults and each other's sessions alone."""
+    name = sql.Identifier(f"test_{uuid4().hex[:12]}")
+    with postgres_server.connect() as connection:
+        connection.execute(sql.SQL("CREATE DATABASE {} TEMPLATE {}").format(name, sql.Identifier(database_template)))
+    async with standing_in(postgres_server.url_of(name.as_string().strip('"'))) as running:
+        yield running
+    with postgres_server.connect() as connection:
+        connection.execute(sql.SQL("DROP DATABASE {} WITH (FORCE)").format(name))

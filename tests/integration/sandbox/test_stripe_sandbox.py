@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any, get_type_hints
+from uuid import uuid4
 
 import pytest
 import stripe
@@ -62,8 +63,10 @@ async def raw_create(
 async def library(stand_in: StandIn) -> AsyncIterator[stripe.StripeClient]:
     """The library alone, without our adapter."""
     http = stripe.HTTPXClient(timeout=10)
-    yield stripe.StripeClient(KEY, base_addresses={"api": f"{stand_in.url}/sandbox/stripe"}, http_client=http)
-    await http.close_async()  # type: ignore[no-untyped-call]  # the library leaves it without types
+    try:
+        yield stripe.StripeClient(KEY, base_addresses={"api": f"{stand_in.url}/sandbox/stripe"}, http_client=http)
+    finally:
+        await http.close_async()  # type: ignore[no-untyped-call]  # the library leaves it without types
 
 
 async def test_a_session_is_opened_with_all_that_the_attempt_froze(stand_in: StandIn) -> None:
@@ -174,14 +177,14 @@ async def test_the_same_attempt_gets_the_same_session(stand_in: StandIn) -> None
     assert (await stand_in.payments.look_up(first.id)).state is SessionState.PAID
 
 
-async def test_a_replay_says_that_it_is_one(stand_in: StandIn) -> None:
-    params = raw_params(stand_in)
-    _, first, first_headers = await raw_create(stand_in, params, "key-1")
-    _, again, headers = await raw_create(stand_in, params, "key-1")
+async def test_a_replay_says_that_it_is_one(shared_stand_in: StandIn) -> None:
+    params = raw_params(shared_stand_in)
+    _, first, first_headers = await raw_create(shared_stand_in, params, "key-1")
+    _, again, headers = await raw_create(shared_stand_in, params, "key-1")
     assert again == first
     assert "idempotent-replayed" not in first_headers
     assert headers["idempotent-replayed"] == "true"
-    _, other, _ = await raw_create(stand_in, params, "key-2")
+    _, other, _ = await raw_create(shared_stand_in, params, "key-2")
     assert other["id"] != first["id"]
 
 
@@ -256,20 +259,21 @@ async def test_keys_are_forgotten_after_a_day_and_when_told_to(stand_in: StandIn
         ({"metadata[k]": "a\0b"}, "NUL"),
     ],
 )
-async def test_what_stripe_refuses_is_refused(stand_in: StandIn, changes: dict[str, str], message: str) -> None:
-    status, body, _ = await raw_create(stand_in, raw_params(stand_in, **changes), "key-1")
+async def test_what_stripe_refuses_is_refused(shared_stand_in: StandIn, changes: dict[str, str], message: str) -> None:
+    key = uuid4().hex
+    status, body, _ = await raw_create(shared_stand_in, raw_params(shared_stand_in, **changes), key)
     assert status == 400
     assert message in body["error"]["message"]
     assert body["error"]["type"] == "invalid_request_error"
     # Refused parameters are not saved under the key: the right ones may follow under it.
-    status, body, _ = await raw_create(stand_in, raw_params(stand_in), "key-1")
+    status, body, _ = await raw_create(shared_stand_in, raw_params(shared_stand_in), key)
     assert (status, body["object"]) == (200, "checkout.session")
 
 
 @pytest.mark.parametrize(("currency", "amount"), [("kwd", "18605"), ("ugx", "10050")])
-async def test_amounts_off_the_currencys_step_are_refused(stand_in: StandIn, currency: str, amount: str) -> None:
+async def test_amounts_off_the_currencys_step_are_refused(shared_stand_in: StandIn, currency: str, amount: str) -> None:
     changes = {"line_items[0][price_data][currency]": currency, "line_items[0][price_data][unit_amount]": amount}
-    status, body, _ = await raw_create(stand_in, raw_params(stand_in, **changes))
+    status, body, _ = await raw_create(shared_stand_in, raw_params(shared_stand_in, **changes))
     assert status == 400
     assert "must be a multiple of" in body["error"]["message"]
 
@@ -278,13 +282,13 @@ async def test_amounts_off_the_currencys_step_are_refused(stand_in: StandIn, cur
     ("seconds", "accepted"),
     [(0, False), (1799, False), (1800, False), (1830, True), (24 * 3600 - 30, True), (24 * 3600 + 30, False)],
 )
-async def test_a_session_lives_half_an_hour_to_a_day(stand_in: StandIn, seconds: int, accepted: bool) -> None:
-    attempt = stand_in.attempt(expires_at_s=stand_in.now_s() + seconds)
+async def test_a_session_lives_half_an_hour_to_a_day(shared_stand_in: StandIn, seconds: int, accepted: bool) -> None:
+    attempt = shared_stand_in.attempt(f"ord{seconds}", expires_at_s=shared_stand_in.now_s() + seconds)
     if accepted:
-        assert (await stand_in.payments.open(attempt)).expires_at_s == attempt.expires_at_s
+        assert (await shared_stand_in.payments.open(attempt)).expires_at_s == attempt.expires_at_s
     else:
         with pytest.raises(ProviderError):
-            await stand_in.payments.open(attempt)
+            await shared_stand_in.payments.open(attempt)
 
 
 @pytest.mark.parametrize(
@@ -299,22 +303,22 @@ async def test_a_session_lives_half_an_hour_to_a_day(stand_in: StandIn, seconds:
         ("Bearer rk_test_1", 200),
     ],
 )
-async def test_a_secret_key_is_needed(stand_in: StandIn, authorization: str | None, status: int) -> None:
-    assert (await raw_create(stand_in, raw_params(stand_in), None, authorization))[0] == status
+async def test_a_secret_key_is_needed(shared_stand_in: StandIn, authorization: str | None, status: int) -> None:
+    assert (await raw_create(shared_stand_in, raw_params(shared_stand_in), None, authorization))[0] == status
 
 
-async def test_what_is_not_there_is_refused(stand_in: StandIn) -> None:
+async def test_what_is_not_there_is_refused(shared_stand_in: StandIn) -> None:
     with pytest.raises(ProviderError):
-        await stand_in.payments.look_up("cs_test_nothing")
+        await shared_stand_in.payments.look_up("cs_test_nothing")
     with pytest.raises(ProviderError):
-        await stand_in.payments.expire("cs_test_nothing")
-    async with library(stand_in) as client:
+        await shared_stand_in.payments.expire("cs_test_nothing")
+    async with library(shared_stand_in) as client:
         with pytest.raises(stripe.InvalidRequestError, match="Unrecognized request URL"):
             await client.v1.customers.create_async({"email": "a@b.example"})
 
 
-async def test_without_a_key_nothing_is_sent(stand_in: StandIn) -> None:
-    keyless = StripePayments("", SECRET, api_base=f"{stand_in.url}/sandbox/stripe")
+async def test_without_a_key_nothing_is_sent(shared_stand_in: StandIn) -> None:
+    keyless = StripePayments("", SECRET, api_base=f"{shared_stand_in.url}/sandbox/stripe")
     with pytest.raises(ProviderError):
         await keyless.look_up("cs_test_1")
     await keyless.close()
@@ -407,11 +411,11 @@ async def test_a_total_of_zero_needs_no_payment(stand_in: StandIn) -> None:
     assert (stand_in.received[0].kind, stand_in.received[0].payment_ref) == (EventKind.PAID, session.id)
 
 
-async def test_nobody_listens_so_nothing_was_sent(stand_in: StandIn) -> None:
+async def test_nobody_listens_so_nothing_was_sent(shared_stand_in: StandIn) -> None:
     listener = listening_socket()
     port = listener.getsockname()[1]
     listener.close()
     payments = StripePayments(KEY, SECRET, api_base=f"http://127.0.0.1:{port}", timeout_seconds=5)
     with pytest.raises(ProviderError):
-        await payments.open(stand_in.attempt())
+        await payments.open(shared_stand_in.attempt())
     await payments.close()
