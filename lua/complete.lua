@@ -147,6 +147,9 @@ local function complete(is_late, over)
   return reply_with('completed', now_ms, record, false)
 end
 
+if is_refused_payment(record, payment) then
+  return answer('refund_due')
+end
 if record.state == 'C' then
   local is_same = payment == '' or payment == record.payment
   return answer(is_same and 'already_completed' or 'duplicate_payment')
@@ -158,11 +161,6 @@ if record.state == 'X' then
   if payment == record.payment then
     return answer('already_completed')
   end
-end
-if is_refused_payment(record, payment) then
-  return answer('refund_due')
-end
-if record.state == 'X' then
   refuse_payment(record, payment)
   write('refund_due')
   redis.call('HSET', records_key, id, record_text(record))
