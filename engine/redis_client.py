@@ -15,6 +15,10 @@ if TYPE_CHECKING:
     from engine.settings import Settings
 
 FAKE_SCHEME = "fakeredis"
+BROKEN_TEXT = "replace"
+"""An entry that somebody wrote without UTF-8 must not stop persister and admission for good: it is read, found to be
+broken and set aside. What we write ourselves is always UTF-8."""
+
 _fake_servers: dict[str, Any] = {}
 
 
@@ -33,8 +37,7 @@ def create_redis(settings: Settings, *, blocking: bool = False, connections: int
         max_connections=connections or settings.redis_connections,
         timeout=settings.redis_timeout_seconds,
         decode_responses=True,
-        # One entry that is no UTF-8 must not stop the reader for good: it is read, found to be broken and set aside.
-        encoding_errors="replace" if blocking else "strict",
+        encoding_errors=BROKEN_TEXT,
         protocol=3,
         socket_connect_timeout=settings.redis_timeout_seconds,
         socket_timeout=None if blocking else settings.redis_timeout_seconds,
@@ -51,7 +54,7 @@ def _fake_redis(url: str) -> Redis:
     from fakeredis import FakeAsyncRedis, FakeServer  # noqa: PLC0415
 
     server = _fake_servers.setdefault(url, FakeServer(version=(7,)))
-    return FakeAsyncRedis(server=server, decode_responses=True)
+    return FakeAsyncRedis(server=server, decode_responses=True, encoding_errors=BROKEN_TEXT)
 
 
 def is_fake(settings: Settings) -> bool:

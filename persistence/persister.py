@@ -235,7 +235,10 @@ class Persister:
 
     async def _report(self, place: Place) -> None:
         """Trim, measure the lag, and say in ``job_runs`` how it goes."""
+        self._trimmer.committed({self._keys(place, at).outbox: offset for at, offset in place.offsets.items()})
         await self._trimmer.trim()
+        # Another persister may have set repeats aside and died before it released them.
+        self._repeats_waiting = True
         self._stopped = {at: offset for at, offset in self._stopped.items() if place.offsets[at] == offset}
         tails = await last_ids(self._redis, [self._keys(place, partition).outbox for partition in place.offsets])
         lag = sum(
