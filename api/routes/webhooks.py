@@ -26,7 +26,7 @@ async def stripe_event(request: Request) -> Response:
     services = services_of(request)
     body = await request.body()
     event = await _verified(services, body, request.headers.get(STRIPE_SIGNATURE))
-    note(request, event=event.dedup_key, session=event.session_id)
+    note(request, event_id=event.dedup_key, session=event.session_id)
     await services.settlement.receive(Provider.STRIPE, event)
     return json_answer({"received": True})
 

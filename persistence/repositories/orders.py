@@ -167,7 +167,7 @@ async def _stories(connection: AsyncConnection, tenant: str, order_ids: Sequence
     paid = (
         select(*PaymentRow.__table__.c)
         .where(PaymentRow.order_id.in_(order_ids))
-        .order_by(PaymentRow.created_at, PaymentRow.id)
+        .order_by(PaymentRow.created_at, PaymentRow.status, PaymentRow.ref)
     )
     for row in await connection.execute(paid):
         payments.setdefault(row.order_id, []).append(

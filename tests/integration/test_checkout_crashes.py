@@ -1,0 +1,174 @@
+"""A crash at every await of checkout and of settlement: afterwards either nothing is held or payable, or all is well.
+
+The crash is no ``Exception``, so nothing that tidies up after an error runs: what is left is what a killed process
+leaves. Each place is crashed twice: before the call took effect, and after it did while the answer was lost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from engine.checkout import CheckoutService
+from engine.code_reservations import CodeReservations
+from engine.domain import OrderStatus, Provider
+from engine.payments.port import EventKind, SessionState
+from engine.settlement import SettlementService
+from tests.shop import Shop, event, open_shop
+
+if TYPE_CHECKING:
+    from tests.conftest import RedisBackend
+
+MOST_CALLS = 60
+
+
+class Crash(BaseException):
+    """The process dies here."""
+
+
+class Fuse:
+    """Counts the calls to everything outside the process, and blows at one of them."""
+
+    def __init__(self, blow_at: int, *, after: bool) -> None:
+        self.blow_at = blow_at
+        self.after = after
+        self.calls = 0
+
+    def around(self, target: Any) -> Any:
+        return _Wrapped(target, self)
+
+
+class _Wrapped:
+    def __init__(self, target: Any, fuse: Fuse) -> None:
+        self._target = target
+        self._fuse = fuse
+
+    def __getattr__(self, name: str) -> Any:
+        method, fuse = getattr(self._target, name), self._fuse
+
+        async def call(*args: Any, **kwargs: Any) -> Any:
+            fuse.calls += 1
+            here = fuse.calls == fuse.blow_at
+            if here and not fuse.after:
+                raise Crash
+            answer = await method(*args, **kwargs)
+            if here:
+                raise Crash
+            return answer
+
+        return call
+
+
+def dying_checkout(shop: Shop, fuse: Fuse) -> CheckoutService:
+    """The shop's checkout as a process of its own, whose every way out passes the fuse."""
+    engine = fuse.around(shop.engine)
+    held = CodeReservations(
+        shop.settings, engine, fuse.around(shop.held._lookup), fuse.around(shop.held._catalogue), shop.definitions
+    )
+    return CheckoutService(
+        held=held,
+        orders=fuse.around(shop.orders),
+        attempts=fuse.around(shop.attempts),
+        payments=fuse.around(shop.provider),
+        settlements=SettlementService(fuse.around(shop.settlements), engine),
+    )
+
+
+@pytest.fixture
+async def shop(redis_backend: RedisBackend, database_url: str) -> AsyncIterator[Shop]:
+    async with open_shop(redis_backend.url, database_url) as opened:
+        await opened.stock(cap=None)
+        yield opened
+
+
+async def crash_everywhere(shop: Shop, *, after: bool) -> list[str]:
+    """One checkout for each place to crash at; answers the keys, the last of which met no crash."""
+    keys = []
+    real = shop.checkout
+    for place in range(1, MOST_CALLS):
+        fuse = Fuse(place, after=after)
+        shop.checkout = dying_checkout(shop, fuse)
+        key = f"k{place}"
+        keys.append(key)
+        try:
+            await shop.buy(key, customer=f"c{place}")
+        except Crash:
+            continue
+        finally:
+            shop.checkout = real
+        assert fuse.calls < place, "the crash was swallowed"
+        return keys
+    raise AssertionError("checkout never came to its end")
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["before the effect", "after the effect"])
+async def test_a_repeat_after_a_crash_anywhere_ends_in_one_paid_order(shop: Shop, after: bool) -> None:
+    keys = await crash_everywhere(shop, after=after)
+    assert len(keys) > 6
+    for key in keys:
+        answer = await shop.buy(key, customer=f"c{key[1:]}")
+        assert answer.attempt is not None
+        session = answer.attempt.session_id or ""
+        shop.provider.pay(session)
+        await shop.settlement.receive(Provider.STRIPE, event(EventKind.PAID, session))
+    await shop.persist()
+    assert await shop.rows("select status, count(*) from orders group by 1") == [("paid", len(keys))]
+    assert await shop.rows("select status, count(*) from payments group by 1") == [("kept", len(keys))]
+    pool = await shop.pool()
+    assert (pool.reserved, pool.completed, shop.provider.payable) == (0, len(keys), [])
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["before the effect", "after the effect"])
+async def test_without_a_repeat_nothing_stays_reserved_or_payable(shop: Shop, after: bool) -> None:
+    keys = await crash_everywhere(shop, after=after)
+    await shop.advance(2500)
+    # The job goes by Redis's own clock, so that of the sandbox is put into its place.
+    true_now, offset_ms = shop.engine.now_ms, shop.clock[0] * 1000
+
+    async def advanced(tenant: str = "") -> int:
+        return await true_now(tenant) + (0 if tenant else offset_ms)
+
+    shop.engine.now_ms = advanced  # type: ignore[method-assign]
+    await shop.overdue.close()
+    await shop.persist()
+    pool = await shop.pool()
+    assert (pool.reserved, pool.completed, shop.provider.payable) == (0, 0, [])
+    assert await shop.rows("select count(*) from attempts where status in ('frozen', 'open', 'paid')") == [(0,)]
+    orders = await shop.rows("select id from orders")
+    assert 0 < len(orders) <= len(keys)
+    for (order_id,) in orders:
+        assert (await shop.reader.order("school", order_id)).order.status is OrderStatus.CANCELLED
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["before the effect", "after the effect"])
+async def test_a_crash_anywhere_in_settlement_is_mended_by_a_delivery_or_the_job(shop: Shop, after: bool) -> None:
+    places = 0
+    for place in range(1, MOST_CALLS):
+        answer = await shop.buy(f"k{place}", customer=f"c{place}")
+        session = answer.attempt.session_id if answer.attempt else None
+        assert session is not None
+        shop.provider.pay(session)
+        paid = event(EventKind.PAID, session, dedup_key=f"evt_place_{place}")
+        fuse = Fuse(place, after=after)
+        dying = SettlementService(fuse.around(shop.settlements), fuse.around(shop.engine))
+        try:
+            await dying.receive(Provider.STRIPE, paid)
+        except Crash:
+            if paid.dedup_key not in {key for (key,) in await shop.rows("select dedup_key from settlements")}:
+                # Not committed, so the provider was not told 200 and comes again.
+                await shop.settlement.receive(Provider.STRIPE, paid)
+            else:
+                for waiting in await shop.settlements.load_waiting_of(answer.order.id):
+                    await shop.settlement.apply_quietly(waiting)
+            places += 1
+            continue
+        break
+    assert places >= 4
+    await shop.persist()
+    assert await shop.rows("select status, count(*) from orders group by 1") == [("paid", places + 1)]
+    assert await shop.rows("select state, count(*) from settlements group by 1") == [("applied", places + 1)]
+    pool = await shop.pool()
+    assert (pool.reserved, pool.completed) == (0, places + 1)
+    assert all(s.state is SessionState.PAID for s in shop.provider.sessions.values())

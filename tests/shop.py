@@ -1,0 +1,323 @@
+"""A shop to test checkout and settlement with: real Redis and Postgres, and a provider that does as it is told."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from decimal import Decimal
+from itertools import count
+from typing import Any
+
+from sqlalchemy import text
+from sqlalchemy.ext.asyncio import AsyncEngine
+
+from engine.admission import AdmissionState
+from engine.catalogue import CatalogueService, CodeDefinition, Discount, Product
+from engine.checkout import CheckoutAnswer, CheckoutRequest, CheckoutService
+from engine.code_reservations import CodeReservations
+from engine.domain import PoolState, Provider
+from engine.errors import MalformedBody, ProviderError
+from engine.order_reading import OrderReader
+from engine.orders import Order, OrderStory
+from engine.overdue import OverdueAttempts
+from engine.payments.port import (
+    EventKind,
+    ExpireOutcome,
+    FrozenAttempt,
+    ProviderEvent,
+    Session,
+    SessionState,
+)
+from engine.periods import PeriodKind, PeriodRule
+from engine.pricing import WantedLine
+from engine.redis_client import create_redis
+from engine.reservations import ReservationEngine
+from engine.settings import STRIPE_MINIMUM_SESSION_SECONDS, Settings
+from engine.settlement import SettlementService
+from persistence.admission import Admission
+from persistence.database import create_engine_from
+from persistence.definitions import PoolDefinitions
+from persistence.persister import Persister
+from persistence.repositories.attempts import PostgresAttempts
+from persistence.repositories.catalogue import PostgresCatalogue
+from persistence.repositories.orders import PostgresOrders
+from persistence.repositories.reservations import ReservationRepository
+from persistence.repositories.settlements import PostgresSettlements
+
+TENANT = "school"
+PRODUCT = "practice-pack"
+CODE = "SCHOOL10"
+
+
+@dataclass
+class ScriptedProvider:
+    """A :class:`engine.payments.port.PaymentPort` with sessions in memory, idempotent as Stripe is.
+
+    ``before`` and ``after`` hold, per verb, what is raised in the next calls: before the provider acts, or after it.
+    """
+
+    now_s: Callable[[], int]
+    sessions: dict[str, Session] = field(default_factory=dict)
+    by_key: dict[str, tuple[FrozenAttempt, str]] = field(default_factory=dict)
+    calls: list[tuple[str, str]] = field(default_factory=list)
+    before: dict[str, list[BaseException | None]] = field(default_factory=dict)
+    after: dict[str, list[BaseException | None]] = field(default_factory=dict)
+    opened: Callable[[Session], Any] | None = None
+
+    async def open(self, attempt: FrozenAttempt) -> Session:
+        self.calls.append(("open", attempt.idempotency_key))
+        self._fail(self.before, "open")
+        if attempt.idempotency_key in self.by_key:
+            known, session_id = self.by_key[attempt.idempotency_key]
+            assert known == attempt, "the same key brought other parameters"
+            # What was true when the session was made, as Stripe replays it.
+            session = Session(
+                session_id,
+                SessionState.OPEN,
+                f"https://pay.example/{session_id}",
+                attempt.expires_at_s,
+                attempt.amount_minor,
+                attempt.currency,
+                None,
+            )
+        else:
+            left_s = None if attempt.expires_at_s is None else attempt.expires_at_s - self.now_s()
+            if left_s is not None and left_s < STRIPE_MINIMUM_SESSION_SECONDS:
+                raise ProviderError(provider_code="expires_at_too_soon")
+            session_id = f"cs_{len(self.sessions) + 1}"
+            session = Session(
+                session_id,
+                SessionState.OPEN,
+                f"https://pay.example/{session_id}",
+                attempt.expires_at_s,
+                attempt.amount_minor,
+                attempt.currency,
+                None,
+            )
+            self.by_key[attempt.idempotency_key] = (attempt, session_id)
+            self.sessions[session_id] = session
+        if self.opened is not None:
+            await self.opened(session)
+        self._fail(self.after, "open")
+        return session
+
+    async def look_up(self, session_id: str) -> Session:
+        self.calls.append(("look_up", session_id))
+        self._fail(self.before, "look_up")
+        session = self.sessions[session_id]
+        if session.state is SessionState.OPEN and session.expires_at_s and session.expires_at_s <= self.now_s():
+            session = self._becomes(session_id, SessionState.EXPIRED)
+        return session
+
+    async def expire(self, session_id: str) -> ExpireOutcome:
+        self.calls.append(("expire", session_id))
+        self._fail(self.before, "expire")
+        if self.sessions[session_id].state is SessionState.PAID:
+            return ExpireOutcome.COMPLETE
+        self._becomes(session_id, SessionState.EXPIRED)
+        return ExpireOutcome.EXPIRED
+
+    def verify(self, body: bytes, header: str | None, now_s: float) -> ProviderEvent:
+        raise MalformedBody(f"{len(body)} bytes, {header}, {now_s}: events are made here, not sent")
+
+    async def close(self) -> None:
+        return None
+
+    def pay(self, session_id: str, ref: str | None = None) -> None:
+        """The buyer pays; no event is sent by that alone."""
+        assert self.sessions[session_id].state is SessionState.OPEN
+        self._becomes(session_id, SessionState.PAID, ref or f"pi_{session_id}")
+
+    @property
+    def payable(self) -> list[str]:
+        """Sessions on which money can still be paid."""
+        return [
+            s.id
+            for s in self.sessions.values()
+            if s.state is SessionState.OPEN and (s.expires_at_s is None or s.expires_at_s > self.now_s())
+        ]
+
+    def _becomes(self, session_id: str, state: SessionState, ref: str | None = None) -> Session:
+        old = self.sessions[session_id]
+        self.sessions[session_id] = Session(
+            old.id, state, old.url, old.expires_at_s, old.amount_minor, old.currency, ref
+        )
+        return self.sessions[session_id]
+
+    @staticmethod
+    def _fail(plan: dict[str, list[BaseException | None]], verb: str) -> None:
+        if plan.get(verb):
+            error = plan[verb].pop(0)
+            if error is not None:
+                raise error
+
+
+_event_numbers = count(1)
+
+
+def event(
+    kind: EventKind,
+    session_id: str,
+    *,
+    amount_minor: int | None = 4410,
+    currency: str | None = "GBP",
+    payment_ref: str | None = None,
+    dedup_key: str | None = None,
+    order: str | None = None,
+    attempt: int | None = None,
+    created_at_s: int | None = None,
+) -> ProviderEvent:
+    """An event as an adapter hands it over once its signature was checked."""
+    paid = kind is EventKind.PAID
+    return ProviderEvent(
+        kind=kind,
+        type=f"checkout.session.{'completed' if paid else kind.value}",
+        dedup_key=dedup_key or f"evt_{next(_event_numbers)}",
+        session_id=session_id,
+        payment_ref=(payment_ref or f"pi_{session_id}") if paid else None,
+        amount_minor=amount_minor,
+        currency=currency,
+        created_at_s=created_at_s,
+        marked_order_id=order,
+        marked_tenant=None if order is None else TENANT,
+        marked_attempt=attempt,
+    )
+
+
+@dataclass
+class Shop:
+    """One process's services, and the means to look behind them."""
+
+    settings: Settings
+    database: AsyncEngine
+    redis: Any
+    state: AdmissionState
+    admission: Admission
+    engine: ReservationEngine
+    definitions: PoolDefinitions
+    catalogue: CatalogueService
+    held: CodeReservations
+    orders: PostgresOrders
+    attempts: PostgresAttempts
+    settlements: PostgresSettlements
+    settlement: SettlementService
+    provider: ScriptedProvider
+    checkout: CheckoutService
+    overdue: OverdueAttempts
+    reader: OrderReader
+    persister: Persister
+    clock: list[int]
+
+    async def persist(self) -> None:
+        """Carry everything that Redis holds to Postgres."""
+        await self.persister.drain()
+
+    async def stock(self, cap: int | None = 30, *, per_customer: int | None = None, percent: int = 10) -> None:
+        """The product, and a code with so many redemptions."""
+        await self.catalogue.put_product(Product(TENANT, PRODUCT, "Practice pack", 4900, "GBP"))
+        await self.catalogue.put_code(
+            CodeDefinition(
+                tenant=TENANT,
+                code=CODE,
+                cap=cap,
+                period=PeriodRule(PeriodKind.NONE),
+                discount=Discount(percent_off=Decimal(percent)),
+                per_customer=per_customer,
+            )
+        )
+
+    async def buy(self, key: str | None = None, customer: str = "ada", code: str | None = CODE) -> CheckoutAnswer:
+        """Check out one product."""
+        return await self.checkout.check_out(request(key, customer, code))
+
+    async def pool(self) -> PoolState:
+        """The code's pool."""
+        return await self.engine.read_pool(TENANT, f"codes/{CODE}/all")
+
+    async def story(self, order_id: str) -> OrderStory:
+        """An order as it reads once everything is persisted."""
+        await self.persist()
+        return await self.reader.order(TENANT, order_id)
+
+    async def order(self, order_id: str) -> Order:
+        return (await self.story(order_id)).order
+
+    async def advance(self, seconds: int) -> None:
+        """Move the scripts' clock, and with it the provider's."""
+        self.clock[0] += seconds
+        await self.engine.move_clock(TENANT, self.clock[0] * 1000)
+
+    async def rows(self, query: str) -> list[tuple[Any, ...]]:
+        """What a query finds in Postgres."""
+        async with self.database.begin() as connection:
+            return [tuple(row) for row in await connection.execute(text(query))]
+
+
+def request(key: str | None = None, customer: str = "ada", code: str | None = CODE) -> CheckoutRequest:
+    """One product, with the code."""
+    return CheckoutRequest(
+        tenant=TENANT,
+        customer=customer,
+        email=f"{customer}@example.com",
+        lines=(WantedLine(PRODUCT, 1),),
+        success_url="https://shop.example/thanks",
+        cancel_url="https://shop.example/cart",
+        code=code,
+        idempotency_key=key,
+    )
+
+
+@asynccontextmanager
+async def open_shop(redis_url: str, database_url: str, **changes: Any) -> AsyncIterator[Shop]:
+    """A shop on these servers, admitted. A second one on the same servers is a second process."""
+    settings = Settings.model_validate(
+        {"redis_url": redis_url, "database_url": database_url, "sandbox": True, "partitions": 2} | changes
+    )
+    database, redis = create_engine_from(settings), create_redis(settings)
+    state, clock = AdmissionState(), [0]
+    admission = Admission(settings, database, redis, state)
+    engine = ReservationEngine(redis, settings, state, ReservationRepository(database))
+
+    async def offset_ms() -> int:
+        return clock[0] * 1000
+
+    definitions = PoolDefinitions(database, engine, state, offset_ms)
+    catalogue, orders = PostgresCatalogue(database), PostgresOrders(database)
+    attempts, settlements = PostgresAttempts(database, Provider.STRIPE), PostgresSettlements(database)
+    held = CodeReservations(settings, engine, ReservationRepository(database), catalogue, definitions)
+    settlement = SettlementService(settlements, engine)
+    base_s = await redis.time()
+    provider = ScriptedProvider(now_s=lambda: int(base_s[0]) + clock[0])
+    checkout = CheckoutService(held=held, orders=orders, attempts=attempts, payments=provider, settlements=settlement)
+    reading = create_redis(settings, blocking=True)
+    await admission.ensure()
+    try:
+        yield Shop(
+            settings=settings,
+            database=database,
+            redis=redis,
+            state=state,
+            admission=admission,
+            engine=engine,
+            definitions=definitions,
+            catalogue=CatalogueService(catalogue, definitions, engine),
+            held=held,
+            orders=orders,
+            attempts=attempts,
+            settlements=settlements,
+            settlement=settlement,
+            provider=provider,
+            checkout=checkout,
+            overdue=OverdueAttempts(
+                reservations=engine, held=held, attempts=attempts, payments=provider, settlements=settlement
+            ),
+            reader=OrderReader(orders, engine),
+            persister=Persister(settings, database, reading, state),
+            clock=clock,
+        )
+    finally:
+        await checkout.close()
+        await redis.aclose()
+        await reading.aclose()
+        await database.dispose()
