@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 import httpx
+import stripe
 from fastapi import FastAPI, Request, Response
+from pydantic import ConfigDict, TypeAdapter
 from sqlalchemy.ext.asyncio import AsyncEngine
+from stripe.params.checkout import _session_create_params as library_params
+from typing_extensions import is_typeddict
 
 from api.errors import answer_errors
 from api.sandbox.mount import Sandbox
@@ -144,3 +149,50 @@ async def standing_in(database_url: str, *, background: bool = True) -> AsyncIte
         if background:
             await sandbox.start()
         yield stand_in
+
+
+def raw_params(stand_in: StandIn, **changes: str) -> dict[str, str]:
+    """A session's parameters as a form."""
+    return {
+        "mode": "payment",
+        "line_items[0][price_data][currency]": "gbp",
+        "line_items[0][price_data][unit_amount]": "1250",
+        "line_items[0][price_data][product_data][name]": "Practice pack",
+        "line_items[0][quantity]": "1",
+        "success_url": "https://shop.example/thanks",
+        "expires_at": str(stand_in.now_s() + 1860),
+    } | changes
+
+
+async def raw_create(
+    stand_in: StandIn, params: dict[str, str], key: str | None = None, authorization: str | None = f"Bearer {KEY}"
+) -> tuple[int, dict[str, Any], dict[str, str]]:
+    """Call the stand-in without the library: status, body, headers."""
+    headers = {"Idempotency-Key": key} if key is not None else {}
+    if authorization is not None:
+        headers["Authorization"] = authorization
+    answer = await stand_in.http.post("/sandbox/stripe/v1/checkout/sessions", data=params, headers=headers)
+    return answer.status_code, answer.json(), dict(answer.headers)
+
+
+@asynccontextmanager
+async def library(stand_in: StandIn) -> AsyncIterator[stripe.StripeClient]:
+    """The library alone, without our adapter."""
+    http = stripe.HTTPXClient(timeout=10)
+    try:
+        yield stripe.StripeClient(KEY, base_addresses={"api": f"{stand_in.url}/sandbox/stripe"}, http_client=http)
+    finally:
+        await http.close_async()  # type: ignore[no-untyped-call]  # the library leaves it without types
+
+
+@cache
+def library_parameters() -> TypeAdapter[Any]:
+    """The library's own types of a new session's parameters, with unknown keys refused at every level."""
+    for kind in (stripe.RequestOptions, *vars(library_params).values()):
+        if is_typeddict(kind):
+            kind.__pydantic_config__ = ConfigDict(extra="forbid", arbitrary_types_allowed=True)
+    # The inherited request options are written with names that the library imports for type checkers only.
+    namespace = {"StripeContext": stripe.StripeContext, "Mapping": Mapping}
+    for name, value in namespace.items():
+        setattr(library_params, name, value)
+    return TypeAdapter(library_params.SessionCreateParams)

@@ -7,9 +7,26 @@ from uuid import uuid4
 
 import pytest
 from psycopg import sql
+from stripe.params.checkout import SessionCreateParams
 
 from api.servers import PostgresServer
-from tests.stand_in import StandIn, standing_in
+from engine.payments import stripe as adapter
+from engine.payments.port import FrozenAttempt
+from tests.stand_in import StandIn, library_parameters, standing_in
+
+
+@pytest.fixture(autouse=True)
+def _known_parameters(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every session that the adapter asks for in these tests is asked for in the library's own words."""
+
+    unchecked = adapter.session_params
+
+    def checked(attempt: FrozenAttempt) -> SessionCreateParams:
+        params = unchecked(attempt)
+        assert library_parameters().validate_python(params) == params
+        return params
+
+    monkeypatch.setattr(adapter, "session_params", checked)
 
 
 @pytest.fixture
