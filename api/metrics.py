@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from functools import lru_cache
+from typing import TYPE_CHECKING
 
 from prometheus_client import CONTENT_TYPE_LATEST, Counter, Gauge, Histogram, generate_latest
 
-__all__ = ["CONTENT_TYPE_LATEST", "READY", "count_request", "count_reservation", "exposition"]
+if TYPE_CHECKING:
+    from api.readiness import Readiness
+
+__all__ = ["CONTENT_TYPE_LATEST", "count_request", "count_reservation", "exposition", "report_readiness"]
 
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 
@@ -19,7 +23,10 @@ REQUESTS = Histogram(
 RESERVATIONS = Counter(
     "lastportion_reservations_total", "Answers to requests for a reservation, by outcome.", ("outcome",)
 )
-READY = Gauge("lastportion_ready", "Whether this process could reserve and persist when last asked by /readyz.")
+READY = Gauge("lastportion_ready", "Whether this deployment could reserve and persist when last looked at.")
+JOB_SUCCESS = Gauge("lastportion_job_last_success_timestamp_seconds", "When a job last succeeded.", ("job",))
+JOB_FAILURES = Gauge("lastportion_job_failures", "Failures of a job since it last succeeded.", ("job",))
+JOB_OVERDUE = Gauge("lastportion_job_overdue", "Whether a job has not succeeded for two of its periods.", ("job",))
 
 
 @lru_cache(maxsize=2048)
@@ -40,6 +47,16 @@ def count_request(method: str, route: str, status: int, seconds: float) -> None:
 def count_reservation(outcome: str) -> None:
     """Count one answer: ``granted``, ``existing``, or the code of an error."""
     _reservation(outcome).inc()
+
+
+def report_readiness(readiness: Readiness) -> None:
+    """Set what is read from Postgres and Redis rather than counted here."""
+    READY.set(readiness.ready)
+    for report in readiness.jobs:
+        if report.last_success_at is not None:
+            JOB_SUCCESS.labels(report.job).set(report.last_success_at.timestamp())
+        JOB_FAILURES.labels(report.job).set(report.failures)
+        JOB_OVERDUE.labels(report.job).set(report.overdue)
 
 
 def exposition() -> bytes:

@@ -1,0 +1,135 @@
+"""Everything that the handlers and the jobs call, built without I/O, started and put away by a role's life."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+from redis.asyncio import Redis
+from sqlalchemy.ext.asyncio import AsyncEngine
+
+from api.authentication import KeyRing
+from api.foundation import Foundation, lay_foundation
+from api.sandbox.mount import Sandbox
+from engine.admission import AdmissionState
+from engine.catalogue import CatalogueService
+from engine.checkout import CheckoutService
+from engine.code_reservations import CodeReservations
+from engine.domain import Provider
+from engine.order_reading import OrderReader
+from engine.overdue import OverdueAttempts
+from engine.payments.port import PaymentPort
+from engine.payments.stripe import StripePayments
+from engine.reservations import ReservationEngine
+from engine.settings import Settings
+from engine.settlement import SettlementService
+from persistence.definitions import PoolDefinitions
+from persistence.repositories.attempts import PostgresAttempts
+from persistence.repositories.catalogue import PostgresCatalogue
+from persistence.repositories.keys import KeyRepository
+from persistence.repositories.orders import PostgresOrders
+from persistence.repositories.reservations import ReservationRepository
+from persistence.repositories.settlements import PostgresSettlements
+from persistence.repositories.tenants import load_tenants_in_redis
+
+
+@dataclass(frozen=True, slots=True)
+class Services:
+    """One process's services. ``sandbox`` is None outside dev and tests."""
+
+    foundation: Foundation
+    keys: KeyRing
+    definitions: PoolDefinitions
+    catalogue: CatalogueService
+    orders: OrderReader
+    settlement: SettlementService
+    payments: PaymentPort
+    checkout: CheckoutService
+    overdue: OverdueAttempts
+    sandbox: Sandbox | None
+
+    @property
+    def settings(self) -> Settings:
+        return self.foundation.settings
+
+    @property
+    def database(self) -> AsyncEngine:
+        return self.foundation.database
+
+    @property
+    def redis(self) -> Redis:
+        return self.foundation.redis
+
+    @property
+    def state(self) -> AdmissionState:
+        return self.foundation.state
+
+    @property
+    def engine(self) -> ReservationEngine:
+        return self.foundation.engine
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Start what runs in the background, and put everything away after the block. Raises ``UnsafeRedis``."""
+        async with self.foundation.running():
+            if self.sandbox is not None:
+                await self.sandbox.start()
+            try:
+                yield
+            finally:
+                if self.sandbox is not None:
+                    await self.sandbox.stop()
+                await self.checkout.close()
+                await self.payments.close()
+                await self.keys.close()
+
+
+def build_services(settings: Settings) -> Services:
+    """The services of one process, not yet connected."""
+    foundation = lay_foundation(settings)
+    database, engine = foundation.database, foundation.engine
+    sandbox = _sandbox(foundation) if settings.sandbox else None
+    definitions = (
+        PoolDefinitions(database, engine, foundation.state)
+        if sandbox is None
+        else PoolDefinitions(database, engine, foundation.state, sandbox.offset_ms)
+    )
+    catalogue, orders = PostgresCatalogue(database), PostgresOrders(database)
+    settlement = SettlementService(PostgresSettlements(database), engine)
+    payments, attempts = _payments(settings), PostgresAttempts(database, Provider.STRIPE)
+    held = CodeReservations(settings, engine, ReservationRepository(database), catalogue, definitions)
+    return Services(
+        foundation=foundation,
+        keys=KeyRing(KeyRepository(database).find, dev=settings.sandbox),
+        definitions=definitions,
+        catalogue=CatalogueService(catalogue, definitions, engine),
+        orders=OrderReader(orders, engine),
+        settlement=settlement,
+        payments=payments,
+        checkout=CheckoutService(
+            held=held, orders=orders, attempts=attempts, payments=payments, settlements=settlement
+        ),
+        overdue=OverdueAttempts(
+            reservations=engine, held=held, attempts=attempts, payments=payments, settlements=settlement
+        ),
+        sandbox=sandbox,
+    )
+
+
+def _payments(settings: Settings) -> StripePayments:
+    return StripePayments(
+        settings.stripe_secret_key.get_secret_value(),
+        settings.stripe_webhook_secret.get_secret_value(),
+        api_base=settings.stripe_api_base,
+        timeout_seconds=settings.stripe_timeout_seconds,
+        tolerance_seconds=settings.signature_tolerance_seconds,
+    )
+
+
+def _sandbox(foundation: Foundation) -> Sandbox:
+    async def clock_moved(offset_ms: int) -> None:
+        for tenant in await load_tenants_in_redis(foundation.database):
+            await foundation.engine.move_clock(tenant, offset_ms)
+
+    return Sandbox(foundation.settings, foundation.database, clock_moved)
