@@ -79,9 +79,10 @@ def status_of(code: str) -> int:
 def error_of(error: LastportionError) -> dict[str, Any]:
     """What stands under ``error`` in the answer: code, message, and the details that apply."""
     if isinstance(error, Refused):
-        return {"code": error.code, "message": error.message} | _refusal(error.refusal) | error.details
+        return _refusal(error.refusal) | error.details | {"code": error.code, "message": error.message}
     details = {name: value for name, value in error.details.items() if value not in (None, {})}
-    return {"code": error.code, "message": error.message} | details
+    # Last, since an unknown code's own name for what is unknown is "code" too.
+    return details | {"code": error.code, "message": error.message}
 
 
 def _refusal(refusal: Refusal) -> dict[str, Any]:

@@ -12,20 +12,20 @@ from engine.redis_client import create_redis
 from engine.settings import Settings
 from persistence.job_diary import PostgresJobDiary
 from persistence.persister import Persister
+from persistence.repeats import Repeats
 
 
 async def run_persister(settings: Settings, stop: asyncio.Event) -> None:
     """Carry what Redis decided to Postgres. Raises ``UnsafeRedis`` where Redis may lose data."""
     foundation = lay_foundation(settings)
+    repeats = Repeats(foundation.database, foundation.engine)
     async with foundation.running(), create_redis(settings, blocking=True) as reader:
-        await Persister(settings, foundation.database, reader, foundation.state).run(stop)
+        persister = Persister(settings, foundation.database, reader, foundation.state, repeats.release)
+        await persister.run(stop)
 
 
 async def run_worker(settings: Settings, stop: asyncio.Event) -> None:
     """Run the jobs. Raises ``UnsafeRedis`` where Redis may lose data."""
     services = build_services(settings)
-    async with services.foundation.running():
-        try:
-            await JobRunner(jobs_of(services), PostgresJobDiary(services.database)).run(stop)
-        finally:
-            await services.payments.close()
+    async with services.running():
+        await JobRunner(jobs_of(services), PostgresJobDiary(services.database)).run(stop)
