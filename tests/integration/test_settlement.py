@@ -326,7 +326,6 @@ async def test_redis_away_is_stored_and_completes_without_a_retry(
     async with open_shop(own_redis_server.url, database_url, redis_timeout_seconds=1) as shop:
         await shop.stock()
         answer = await shop.buy("k1")
-        await shop.persist()
         own_redis_server.kill()
         await shop.settlement.receive(Provider.STRIPE, event(EventKind.PAID, "cs_1"))
         assert await shop.rows("select state from settlements") == [("stored",)]
