@@ -54,7 +54,8 @@ def _fake_redis(url: str) -> Redis:
     from fakeredis import FakeAsyncRedis, FakeServer  # noqa: PLC0415
 
     server = _fake_servers.setdefault(url, FakeServer(version=(7,)))
-    return FakeAsyncRedis(server=server, decode_responses=True, encoding_errors=BROKEN_TEXT)
+    # A connection costs nothing here, and the default of 100 refuses calls where the real pool lets them wait.
+    return FakeAsyncRedis(server=server, decode_responses=True, encoding_errors=BROKEN_TEXT, max_connections=1_000_000)
 
 
 def is_fake(settings: Settings) -> bool:
