@@ -10,7 +10,7 @@ from structlog.typing import Processor
 
 from engine.settings import LogFormat
 
-QUIET_LIBRARIES = ("httpx", "httpcore", "stripe", "alembic", "sqlalchemy.engine", "uvicorn.access")
+QUIET_LIBRARIES = ("httpx", "httpcore", "stripe", "alembic", "sqlalchemy.engine", "uvicorn.access", "uvicorn.error")
 """What these say per call at INFO is said once by us, or is nobody's business (addresses, parameters)."""
 
 

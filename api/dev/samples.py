@@ -48,6 +48,6 @@ def curl_line(url: str, key: str) -> str:
         "cancel_url": f"{url}/docs",
     }
     return (
-        f"curl -s {url}/v1/checkouts -H 'Authorization: Bearer {key}' -H 'Content-Type: application/json' "
+        f"curl -sw '\\n' {url}/v1/checkouts -H 'Authorization: Bearer {key}' -H 'Content-Type: application/json' "
         f"-H 'Idempotency-Key: {buyer}' -d '{json.dumps(body)}'"
     )

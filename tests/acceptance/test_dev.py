@@ -9,12 +9,14 @@ import shlex
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+import stripe
 
 from api.servers import free_port
 from tests.processes import children_of, command_of, descendants_of, gone, wait_for
@@ -53,9 +55,13 @@ class DevRun:
         )
         assert self.process.poll() is None, self.said
 
+    @property
+    def children(self) -> list[int]:
+        return children_of(self.process.pid)
+
     def pid_of(self, part: str) -> int:
         """The child whose command line contains ``part``."""
-        found = [pid for pid in children_of(self.process.pid) if part in command_of(pid)]
+        found = [pid for pid in self.children if part in command_of(pid)]
         assert len(found) == 1, f"{part}: {found}"
         return found[0]
 
@@ -105,11 +111,9 @@ def test_a_code_is_redeemed_and_servers_that_die_come_back(run: DevRun) -> None:
     for part in ("redis-server", "bin/postgres", "cli persist", "cli work", "cli serve"):
         victim = run.pid_of(part)
         os.kill(victim, signal.SIGKILL)
-        wait_for(lambda victim=victim: victim not in children_of(run.process.pid), f"{part} to be gone")
+        wait_for(lambda victim=victim: victim not in run.children, f"{part} to be gone")
         wait_for(run.ready, f"dev to be ready again without {part}")
-        wait_for(
-            lambda part=part: any(part in command_of(pid) for pid in children_of(run.process.pid)), f"a new {part}"
-        )
+        wait_for(lambda part=part: any(part in command_of(pid) for pid in run.children), f"a new {part}")
     assert run.get("/v1/codes/SCHOOL10")["usage"]["completed"] == 1
 
 
@@ -160,8 +164,43 @@ def test_a_taken_port_is_said_in_a_sentence(run: DevRun, tmp_path: Path) -> None
 
 def test_stopping_while_it_starts_leaves_nothing(tmp_path: Path) -> None:
     dev = DevRun(tmp_path, free_port())
-    wait_for(lambda: "Starting PostgreSQL" in dev.said, "dev to be on its way")
+    wait_for(lambda: "Starting PostgreSQL" in dev.said or dev.process.poll() is not None, "dev to be on its way")
     processes = descendants_of(dev.process.pid)
     dev.process.send_signal(signal.SIGTERM)
     assert dev.process.wait(60) == 0, dev.said
     wait_for(lambda: all(gone(pid) for pid in processes), "every process to end")
+
+
+def test_without_a_redis_one_process_does_it_all_and_outside_events_are_believed(tmp_path: Path) -> None:
+    secret = "whsec_from_outside"
+    dev = DevRun(
+        tmp_path, free_port(), LASTPORTION_REDIS_URL="fakeredis://dev", LASTPORTION_STRIPE_WEBHOOK_SECRET=secret
+    )
+    dev.wait_until_ready()
+    assert [part for part in ("cli persist", "cli work") if any(part in command_of(p) for p in dev.children)] == []
+    made = checkout_of(dev)
+    event = {
+        "id": "evt_outside",
+        "object": "event",
+        "type": "checkout.session.completed",
+        "created": int(time.time()),
+        "data": {
+            "object": {
+                "id": made["session_id"],
+                "object": "checkout.session",
+                "status": "complete",
+                "payment_status": "paid",
+                "payment_intent": "pi_outside",
+                "amount_total": made["amount_minor"],
+                "currency": made["currency"].lower(),
+                "metadata": {},
+            }
+        },
+    }
+    body = json.dumps(event)
+    header = stripe.WebhookSignature.generate_signature_header(body, secret)
+    answer = httpx.post(f"{dev.url}/v1/webhooks/stripe", content=body, headers={"Stripe-Signature": header}, timeout=30)
+    assert answer.is_success, answer.text
+    wait_for(lambda: dev.get(f"/v1/orders/{made['order_id']}")["status"] == "paid", "the order to be paid")
+    end(dev)
+    assert dev.process.returncode == 0
