@@ -38,7 +38,7 @@ class Readiness:
 async def readiness_of(database: AsyncEngine, state: AdmissionState) -> Readiness:
     """Look at Redis's admission, at Postgres, and at how the jobs go. Raises nothing: what fails is named."""
     missing: dict[str, str] = {}
-    if state.admitted is None:
+    if state.admitted is None or not state.reachable:
         missing[REDIS] = "is not reachable, or not admitted yet"
     try:
         async with transaction(database) as connection:

@@ -28,6 +28,8 @@ class AdmissionState:
         """Set when admission has to look at once, before its next turn."""
         self.ready = asyncio.Event()
         """Set while admitted."""
+        self.reachable = True
+        """Whether the last look at Redis got an answer; losing sight of it alone revokes nothing."""
         self.full_partitions: frozenset[int] = frozenset()
         """Partitions whose outbox holds ``outbox_limit`` entries past the committed offset; kept by admission."""
 

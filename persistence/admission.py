@@ -85,11 +85,12 @@ class Admission:
     async def watch(self) -> None:
         """Look every second, and at once when ``state.lost`` is set, until cancelled.
 
-        Trouble is logged once and tried again; meanwhile nothing is admitted, or what was admitted before still is.
+        Trouble is logged once and tried again. A server that can't be reached stays admitted: should another one
+        answer next, the scripts are not loaded there.
         """
         while True:
             try:
-                if not await self.is_current():
+                if not await self._look():
                     self._state.revoke()
                     await self.ensure()
                 self._tell_trouble(None)
@@ -98,6 +99,18 @@ class Admission:
                 await asyncio.sleep(PAUSE_AFTER_TROUBLE_SECONDS)
             await asyncio.sleep(SHORTEST_PAUSE_SECONDS)
             await wait_for_any(LOOK_EVERY_SECONDS, self._state.lost)
+
+    async def _look(self) -> bool:
+        try:
+            is_current = await self.is_current()
+        except (RedisError, OSError):
+            self._state.reachable = False
+            raise
+        except NotReady:
+            self._state.revoke()
+            raise
+        self._state.reachable = True
+        return is_current
 
     async def is_current(self) -> bool:
         """Whether what this process was admitted to is still there, by one look at Redis.

@@ -18,7 +18,7 @@ from redis.exceptions import RedisError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from engine.admission import AdmissionState, Admitted
-from engine.errors import Unavailable
+from engine.errors import NotReady, Unavailable
 from engine.keys import Keys
 from engine.settings import Settings
 from persistence import metrics
@@ -98,7 +98,7 @@ class Persister:
     async def drain(self) -> int:
         """Persist until every outbox is at its end; answers how many entries were stored.
 
-        Raises ``Unavailable``. Waits for admission, and goes on where another persister was first.
+        Waits for admission, and goes on where another persister was first. Raises as :meth:`step` does.
         """
         stored = 0
         while True:
@@ -111,7 +111,8 @@ class Persister:
     async def step(self, block_ms: int | None = BLOCK_MS) -> int:
         """Read once and store what was read; answers how many entries were stored.
 
-        After any failure the offsets are read again, since it may not be known what was committed.
+        After any failure the offsets are read again, since it may not be known what was committed. Raises
+        ``NotReady`` and ``StorageUnavailable``.
         """
         try:
             place = await self._find_place()
@@ -125,6 +126,9 @@ class Persister:
             log.info("outbox_offset_moved")
             self._place = None
             return 0
+        except (RedisError, OSError) as error:
+            self._place = None
+            raise NotReady(f"The outbox can't be read: {error or type(error).__name__}") from error
         except BaseException:
             self._place = None
             raise

@@ -72,6 +72,11 @@ class Deployment:
         async with self.database.begin() as connection:
             await connection.execute(text(statement), parameters)
 
+    async def drain(self) -> int:
+        """Persist everything, over a fresh connection: the server may have been another one before."""
+        await self.reader.connection_pool.disconnect()
+        return await self.persister.drain()
+
     def another_persister(self, *, releases: bool = False) -> Persister:
         """A second persister on the same servers, with or without what releases repeated ids."""
         release = Repeats(self.database, self.engine).release if releases else None

@@ -21,6 +21,7 @@ from persistence.repositories.epochs import require_epoch
 from persistence.repositories.offsets import OffsetMoved, load_offsets
 from tests.conftest import RedisBackend
 from tests.deployment import TENANT, Deployment, deployed, eventually, in_background
+from tests.fuse import Fuse, Interrupted
 
 
 @pytest.fixture
@@ -163,11 +164,12 @@ async def test_the_fence_stands_while_the_old_build_is_removed(
     unlink = process.redis.unlink
 
     async def watched(*names: str) -> int:
-        seen.append(
-            (bool(await process.redis.exists(keys.tenant(TENANT))), bool(await process.redis.exists(keys.outbox)))
-        )
-        if seen[-1][0]:
-            process_epoch = scripts.sha_of(scripts.RELEASE, old, process.settings.sandbox)
+        tenant_is_there, outbox_is_there = [
+            await process.redis.exists(key) for key in (keys.tenant(TENANT), keys.outbox)
+        ]
+        seen.append((bool(tenant_is_there), bool(outbox_is_there)))
+        if tenant_is_there:
+            old_release = scripts.sha_of(scripts.RELEASE, old, process.settings.sandbox)
             with pytest.raises(ResponseError):
                 await process.redis.evalsha(
                     old_release, 4, keys.tenant(TENANT), keys.expiries(TENANT), keys.outbox,
@@ -266,6 +268,35 @@ async def test_an_interrupted_rebuild_starts_over(process: Deployment, monkeypat
     assert await _counts(process) == (3, 4)
     builds = {key.split(":")[2] async for key in process.redis.scan_iter(match="lp:{*}:*")}
     assert builds == {"3"}
+
+
+async def test_interrupted_at_any_call_while_it_keeps_the_data(
+    database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server that changed its identity and lost nothing, with a tail that Postgres lacks each time."""
+    async with deployed("fakeredis://keeps", database_url, partitions=2) as process:
+        await process.define("seats", None)
+        await _sell(process)
+        fuse = Fuse(monkeypatch)
+        for allowed in range(200):
+            await process.reserve(f"tail-{allowed}", ("seats", 1))
+            await process.redis.delete(f"{process.settings.prefix}:identity")
+            fuse.left = allowed
+            try:
+                await process.admission.ensure()
+            except Interrupted:
+                fuse.left = None
+                await process.admission.ensure()
+            fell = fuse.left is None
+            fuse.left = None
+            assert process.admitted.build == 1
+            assert await _counts(process) == (3, 4 + allowed + 1)
+            assert len(await process.rows("select from reservations")) == 2 + allowed + 1
+            if not fell:
+                break
+        assert not fell
+        await process.reserve("next", ("seats", 1))
+        assert await process.persister.drain() == 1
 
 
 async def test_definitions_committed_meanwhile_arrive(process: Deployment) -> None:
