@@ -103,6 +103,8 @@ def decode_reservation(tenant: str, identifier: str, record: str, now_ms: int = 
     f = record.split("|")
     if len(f) != 20:
         raise ValueError(f"a record has 20 fields, not {len(f)}")
+    if f[0] not in _STATUSES:
+        raise ValueError(f"a record begins with the letter of its state, not with {f[0]!r}")
     claims = decode_claims(f[14])
     return Reservation(
         tenant=tenant,

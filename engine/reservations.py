@@ -245,6 +245,7 @@ class ReservationEngine:
             reply = await self._call(scripts.REMOVE_RESERVATIONS, [keys.tenant(tenant), shard], [retention, *pairs])
             word, _, count = reply.partition("|")
             if word != Outcome.REMOVED:
+                self._state.lost.set()
                 raise NotReady
             removed += int(count)
         return removed
@@ -255,6 +256,7 @@ class ReservationEngine:
         arguments = [pool, str(rev), *(escape(customer) for customer in customers)]
         reply = await self._call(scripts.REMOVE_POOL, [keys.tenant(tenant), keys.expiries(tenant)], arguments)
         if reply == Outcome.NOT_READY:
+            self._state.lost.set()
             raise NotReady
         return reply in (Outcome.REMOVED, Outcome.UNKNOWN_POOL)
 
