@@ -73,6 +73,23 @@ async def test_two_processes_deliver_each_event_once(still_stand_in: StandIn) ->
     await put_away(other)
 
 
+async def test_what_one_process_has_in_hand_the_next_passes_over(still_stand_in: StandIn) -> None:
+    store = still_stand_in.sandbox._store
+    async with store.transaction() as repository:
+        for number in range(6):
+            session_id = f"cs_test_{number}"
+            await still_stand_in.sandbox._deliveries.add(
+                repository, "checkout.session.expired", session_id, {"id": session_id}
+            )
+    later_ms = 2**45
+    async with store.transaction() as one, asyncio.timeout(5):
+        first = await one.claim_events(later_ms, 1000, 4)
+        async with store.transaction() as other:
+            second = await other.claim_events(later_ms, 1000, 4)
+    assert [event.session_id for event in first] == ["cs_test_0", "cs_test_1", "cs_test_2", "cs_test_3"]
+    assert [event.session_id for event in second] == ["cs_test_4", "cs_test_5"]
+
+
 async def test_the_background_task_outlives_a_lost_database(
     still_stand_in: StandIn, monkeypatch: pytest.MonkeyPatch
 ) -> None:

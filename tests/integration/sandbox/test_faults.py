@@ -177,11 +177,15 @@ async def test_an_event_whose_answer_was_lost_is_sent_again(still_stand_in: Stan
 
 
 async def test_a_refused_event_is_tried_again_with_longer_and_longer_pauses(still_stand_in: StandIn) -> None:
-    still_stand_in.answers[:] = [503, 500, 302, 200]
+    still_stand_in.answers[:] = [503, 500, 302, 503, 503, 503, 503, 200]
     await paid(still_stand_in, "ord-1")
+    for seconds in (1, 2, 4, 8, 16, 32):
+        await still_stand_in.advance(seconds)
+    assert len(still_stand_in.received) == 7
     counts = []
-    for seconds in (1, 2, 4, 3600):
+    # A minute passes, in halves: the pause never grows beyond it, and is not over before.
+    for seconds in (30, 30, 3600):
         await still_stand_in.advance(seconds)
         counts.append(len(still_stand_in.received))
-    assert counts == [2, 3, 4, 4]
+    assert counts == [7, 8, 8]
     assert all(event.kind is EventKind.PAID for event in still_stand_in.received)
