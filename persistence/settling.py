@@ -179,7 +179,8 @@ def _outcome_of(status: OrderStatus, kind: SettlementKind, payment_ref: str | No
 
 async def _affect_orders(connection: AsyncConnection, marked: Sequence[Row[Any]]) -> None:
     orders: dict[str, dict[str, Any]] = {}
-    payments, attempts, history, owed = [], [], [], []
+    attempts: dict[tuple[str, str], AttemptStatus] = {}
+    payments, history, owed = [], [], []
     for row in marked:
         effect = EFFECTS.get(Outcome(row.outcome))
         if effect is None or row.order_id is None:
@@ -191,12 +192,21 @@ async def _affect_orders(connection: AsyncConnection, marked: Sequence[Row[Any]]
         if effect.payment is not None and row.payment_ref and row.amount_minor is not None:
             payments.append(_payment_row(row, effect.payment))
         if effect.attempt is not None and row.session_id:
-            attempts.append({"provider": row.provider, "session_id": row.session_id, "status": effect.attempt})
+            session = (row.provider, row.session_id)
+            if attempts.get(session) is not AttemptStatus.PAID:
+                attempts[session] = effect.attempt
         if effect.event is not None:
             history.append(_history_row(row, effect.event))
     await _execute_many(connection, _SET_ORDERS, list(orders.values()))
     await _execute_many(connection, _ADD_PAYMENTS, payments)
-    await _execute_many(connection, _SET_ATTEMPTS, attempts)
+    await _execute_many(
+        connection,
+        _SET_ATTEMPTS,
+        [
+            {"provider": provider, "session_id": session_id, "status": status}
+            for (provider, session_id), status in attempts.items()
+        ],
+    )
     await _execute_many(connection, _ADD_HISTORY, history)
     if owed:
         await connection.execute(_OWE_REFUNDS, {"orders": owed})
