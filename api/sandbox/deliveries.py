@@ -158,7 +158,9 @@ class Deliveries:
         try:
             answer = await self._http.post(self._url, content=event.payload.encode(), headers=headers)
         except httpx.HTTPError as error:
-            log.info("sandbox_webhook_failed", event_id=event.event_id, event_type=event.type, error=type(error).__name__)
+            log.info(
+                "sandbox_webhook_failed", event_id=event.event_id, event_type=event.type, error=type(error).__name__
+            )
             return False
         log.info("sandbox_webhook_sent", event_id=event.event_id, event_type=event.type, status=answer.status_code)
         return answer.is_success
