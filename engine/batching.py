@@ -23,22 +23,25 @@ MOST_CLAIMS_IN_ONE_CALL = 256
 MOST_CALLS_UNDER_WAY = 2
 """For each tenant: one call is on its way while the other's answers are handed out."""
 
-_Waiting = tuple["ReservationRequest", "asyncio.Future[str]"]
+Reply = tuple[str, int]
+"""What a script answered, and the epoch that it ran under."""
+
+_Waiting = tuple["ReservationRequest", "asyncio.Future[Reply]"]
 
 
 class Batcher:
     """Collects reservation requests by tenant and hands each its own reply."""
 
-    def __init__(self, send: Callable[[str, Sequence[ReservationRequest]], Awaitable[list[str]]]) -> None:
+    def __init__(self, send: Callable[[str, Sequence[ReservationRequest]], Awaitable[list[Reply]]]) -> None:
         """``send`` makes one call for one tenant and returns a reply for each request, in order."""
         self._send = send
         self._waiting: dict[str, deque[_Waiting]] = {}
         self._under_way: dict[str, int] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def submit(self, request: ReservationRequest) -> asyncio.Future[str]:
+    def submit(self, request: ReservationRequest) -> asyncio.Future[Reply]:
         """The reply to come. A caller that stops waiting does not take the request back: it may be on its way."""
-        future: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
         self._waiting.setdefault(request.tenant, deque()).append((request, future))
         if self._under_way.get(request.tenant, 0) < MOST_CALLS_UNDER_WAY:
             self._start(request.tenant)

@@ -48,7 +48,7 @@ def reserve_arguments(request: ReservationRequest) -> list[str]:
     return arguments
 
 
-def granted_reservation(request: ReservationRequest, rest: str) -> Reservation:
+def granted_reservation(request: ReservationRequest, rest: str, epoch: int) -> Reservation:
     """The reservation just made, from the request and the reply ``created_ms|expires_s|counted``."""
     created, expires, counted = rest.split("|")
     claims = encode_claims(request.claims)
@@ -69,7 +69,15 @@ def granted_reservation(request: ReservationRequest, rest: str) -> Reservation:
         code=request.code,
         period=request.period,
         now_ms=int(created),
+        epoch=epoch,
     )
+
+
+def existing_reservation(request: ReservationRequest, reply: str, epoch: int) -> Reservation:
+    """The reservation that the same request made before, from the reply ``existing|now_ms|counts|record``."""
+    _, now_ms, counts, record = reply.split("|", 3)
+    reservation = decode_reservation(request.tenant, request.id, record, int(now_ms), counts == "1")
+    return replace(reservation, epoch=epoch)
 
 
 def refusal_of(request: ReservationRequest, outcome: Outcome, details: list[str]) -> Refusal:

@@ -246,6 +246,9 @@ class Reservation:
     now_ms: int = 0
     counts: bool = True
     """Whether every claim is still counted in its pool; False once a sweep dropped one of them."""
+    epoch: int = 0
+    """The epoch that the reserve was answered under; 0 for what was read otherwise. Who commits what was granted
+    must check that this epoch has not ended."""
 
     @property
     def alive(self) -> bool:

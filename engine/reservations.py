@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Protocol
 from redis.exceptions import NoScriptError, RedisError, ResponseError
 
 from engine import scripts
-from engine.batching import Batcher
+from engine.batching import Batcher, Reply
 from engine.calls import (
+    existing_reservation,
     granted_reservation,
     normalised,
     parse_reply,
@@ -93,12 +94,14 @@ class ReservationEngine:
         if partition_of(request.tenant, self._settings.partitions) in self._state.full_partitions:
             raise BacklogFull
         for _ in range(MOST_ROLLS):
-            reply = await self._batcher.submit(request)
+            reply, epoch = await self._batcher.submit(request)
             word, _, rest = reply.partition("|")
             if word == Outcome.GRANTED:
-                return Granted(granted_reservation(request, rest), created=True)
+                return Granted(granted_reservation(request, rest, epoch), created=True)
+            if word == Outcome.EXISTING:
+                return Granted(existing_reservation(request, reply, epoch), created=False)
             if word != Outcome.ROLL:
-                return await self._other_than_granted(request, Outcome(word), rest)
+                raise await self._refusal(request, Outcome(word), rest)
         raise NotReady("More reservations ended at once than could be swept; try again.")
 
     async def reserve_many(self, requests: Sequence[ReservationRequest]) -> list[Granted | LastportionError]:
@@ -308,34 +311,30 @@ class ReservationEngine:
         replies = await self._run(script, keys, arguments)
         return [str(reply) for reply in replies] if isinstance(replies, list) else []
 
-    async def _send_reserve(self, tenant: str, requests: Sequence[ReservationRequest]) -> list[str]:
-        keys = self._keys(tenant)
+    async def _send_reserve(self, tenant: str, requests: Sequence[ReservationRequest]) -> list[Reply]:
+        keys, epoch = self._keys(tenant), self._admitted().epoch
         places = [keys.tenant(tenant), keys.expiries(tenant), keys.outbox]
         places += [keys.records(tenant, request.id) for request in requests]
         arguments = [tenant]
         if len(requests) == 1:
             # Reserving one has a script of its own: the tables of the general one cost it a third of its speed.
-            return [await self._call(scripts.RESERVE, places, arguments + reserve_arguments(requests[0]))]
+            return [(await self._call(scripts.RESERVE, places, arguments + reserve_arguments(requests[0])), epoch)]
         for request in requests:
             arguments.append(str(len(request.claims)))
             arguments += reserve_arguments(request)
-        return await self._call_many(scripts.RESERVE_MANY, places, arguments)
+        return [(reply, epoch) for reply in await self._call_many(scripts.RESERVE_MANY, places, arguments)]
 
-    async def _other_than_granted(self, request: ReservationRequest, outcome: Outcome, rest: str) -> Granted:
-        if outcome is Outcome.EXISTING:
-            _, reservation = parse_reply(request.tenant, request.id, f"{outcome}|{rest}")
-            if reservation is None:
-                raise NotReady
-            return Granted(reservation, created=False)
+    async def _refusal(self, request: ReservationRequest, outcome: Outcome, rest: str) -> LastportionError:
+        """What a reserve that granted nothing raises."""
         if outcome is Outcome.ID_CONFLICT:
-            raise IdConflict(f"Reservation {request.id!r} exists with other claims, customer or ttl.", id=request.id)
+            return IdConflict(f"Reservation {request.id!r} exists with other claims, customer or ttl.", id=request.id)
         if outcome is Outcome.NOT_READY:
             await self._check_ready(request.tenant, outcome)
-            raise Refused(Refusal(Outcome.UNKNOWN_POOL, request.claims[0].pool))
+            return Refused(Refusal(Outcome.UNKNOWN_POOL, request.claims[0].pool))
         if outcome is Outcome.CUSTOMER_REQUIRED:
             pool = request.claims[int(rest) - 1].pool
-            raise Invalid(fields={"customer": f"Pool {pool!r} has a customer limit; say who the customer is."})
-        raise Refused(refusal_of(request, outcome, rest.split("|")))
+            return Invalid(fields={"customer": f"Pool {pool!r} has a customer limit; say who the customer is."})
+        return Refused(refusal_of(request, outcome, rest.split("|")))
 
     async def _check_ready(self, tenant: str, outcome: Outcome) -> None:
         """Tell a tenant that was lost from one that never had a pool: only Postgres knows."""
