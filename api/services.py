@@ -18,7 +18,7 @@ from engine.checkout import CheckoutService
 from engine.code_reservations import CodeReservations
 from engine.domain import Provider
 from engine.order_reading import OrderReader
-from engine.overdue import OverdueAttempts
+from engine.overdue import OverdueAttempts, no_offset
 from engine.payments.port import PaymentPort
 from engine.payments.stripe import StripePayments
 from engine.reservations import ReservationEngine
@@ -90,14 +90,11 @@ def build_services(settings: Settings) -> Services:
     foundation = lay_foundation(settings)
     database, engine = foundation.database, foundation.engine
     sandbox = _sandbox(foundation) if settings.sandbox else None
-    definitions = (
-        PoolDefinitions(database, engine, foundation.state)
-        if sandbox is None
-        else PoolDefinitions(database, engine, foundation.state, sandbox.offset_ms)
-    )
-    catalogue, orders = PostgresCatalogue(database), PostgresOrders(database)
+    offset_ms = no_offset if sandbox is None else sandbox.offset_ms
+    definitions = PoolDefinitions(database, engine, foundation.state, offset_ms)
+    catalogue, orders = PostgresCatalogue(database), PostgresOrders(database, settings.prefix)
     settlement = SettlementService(PostgresSettlements(database), engine)
-    payments, attempts = _payments(settings), PostgresAttempts(database, Provider.STRIPE)
+    payments, attempts = _payments(settings), PostgresAttempts(database, settings.prefix, Provider.STRIPE)
     held = CodeReservations(settings, engine, ReservationRepository(database), catalogue, definitions)
     return Services(
         foundation=foundation,
@@ -111,7 +108,12 @@ def build_services(settings: Settings) -> Services:
             held=held, orders=orders, attempts=attempts, payments=payments, settlements=settlement
         ),
         overdue=OverdueAttempts(
-            reservations=engine, held=held, attempts=attempts, payments=payments, settlements=settlement
+            reservations=engine,
+            held=held,
+            attempts=attempts,
+            payments=payments,
+            settlements=settlement,
+            clock_offset_ms=offset_ms,
         ),
         sandbox=sandbox,
     )

@@ -283,8 +283,8 @@ async def open_shop(redis_url: str, database_url: str, **changes: Any) -> AsyncI
         return clock[0] * 1000
 
     definitions = PoolDefinitions(database, engine, state, offset_ms)
-    catalogue, orders = PostgresCatalogue(database), PostgresOrders(database)
-    attempts, settlements = PostgresAttempts(database, Provider.STRIPE), PostgresSettlements(database)
+    catalogue, orders = PostgresCatalogue(database), PostgresOrders(database, settings.prefix)
+    attempts, settlements = PostgresAttempts(database, settings.prefix, Provider.STRIPE), PostgresSettlements(database)
     held = CodeReservations(settings, engine, ReservationRepository(database), catalogue, definitions)
     settlement = SettlementService(settlements, engine)
     base_s = await redis.time()
@@ -310,7 +310,12 @@ async def open_shop(redis_url: str, database_url: str, **changes: Any) -> AsyncI
             provider=provider,
             checkout=checkout,
             overdue=OverdueAttempts(
-                reservations=engine, held=held, attempts=attempts, payments=provider, settlements=settlement
+                reservations=engine,
+                held=held,
+                attempts=attempts,
+                payments=provider,
+                settlements=settlement,
+                clock_offset_ms=offset_ms,
             ),
             reader=OrderReader(orders, engine),
             persister=Persister(settings, database, reading, state),

@@ -12,6 +12,7 @@ from engine.domain import AttemptStatus, OrderEvent, OrderStatus, Provider, Rese
 from engine.orders import Attempt
 from engine.payments.port import FrozenAttempt, PricedLine, Session
 from persistence.database import transaction
+from persistence.repositories.epochs import require_epoch
 from persistence.repositories.reservations import upsert_reservations
 from persistence.repositories.settlements import match_session
 from persistence.tables import Attempt as AttemptRow
@@ -27,15 +28,21 @@ _KEY_LIFE = text("interval '25 hours'")
 class PostgresAttempts:
     """Implements :class:`engine.ports.AttemptStore`."""
 
-    def __init__(self, engine: AsyncEngine, provider: Provider) -> None:
+    def __init__(self, engine: AsyncEngine, prefix: str, provider: Provider) -> None:
+        """``prefix`` is the deployment's, under which commits and rebuilds wait for each other."""
         self._engine = engine
+        self._prefix = prefix
         self._provider = provider
 
     async def start(self, attempt: FrozenAttempt, reservation: Reservation | None) -> bool:
-        """Commit the next attempt of an order; False when it has that attempt already, or was paid."""
+        """Commit the next attempt of an order; False when it has that attempt already, or was paid.
+
+        Raises ``NotReady`` when the epoch that granted its units has ended: they are not held any more.
+        """
         async with transaction(self._engine) as connection:
             # Reservations before orders, as the persister takes them, so that neither waits for the other.
             if reservation is not None:
+                await require_epoch(connection, self._prefix, reservation.epoch)
                 await upsert_reservations(connection, [reservation])
             status = await connection.scalar(select(Order.status).where(Order.id == attempt.order_id).with_for_update())
             before = await load_newest(connection, attempt.order_id)

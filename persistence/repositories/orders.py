@@ -15,6 +15,7 @@ from engine.pricing import OrderLine
 from engine.records import encode_reservation
 from persistence.database import transaction
 from persistence.repositories.attempts import add_attempt, add_history, load_newest
+from persistence.repositories.epochs import require_epoch
 from persistence.repositories.reservations import upsert_reservations
 from persistence.repositories.settlements import add_settlement
 from persistence.settling import settle_order
@@ -50,8 +51,10 @@ where o.tenant = :tenant and o.id in :orders
 class PostgresOrders:
     """Implements :class:`engine.ports.OrderStore`."""
 
-    def __init__(self, engine: AsyncEngine) -> None:
+    def __init__(self, engine: AsyncEngine, prefix: str) -> None:
+        """``prefix`` is the deployment's, under which commits and rebuilds wait for each other."""
         self._engine = engine
+        self._prefix = prefix
 
     async def find(self, tenant: str, order_id: str) -> Placed | None:
         """An order and its newest attempt."""
@@ -60,9 +63,14 @@ class PostgresOrders:
             return Placed(orders[0], await load_newest(connection, order_id)) if orders else None
 
     async def place(self, placement: Placement) -> bool:
-        """Commit what a checkout holds; False, and nothing written, when the order is there already."""
+        """Commit what a checkout holds; False, and nothing written, when the order is there already.
+
+        Raises ``NotReady`` when the epoch that granted its units has ended: they are not held any more.
+        """
         order = placement.order
         async with transaction(self._engine) as connection:
+            if placement.reservation is not None:
+                await require_epoch(connection, self._prefix, placement.reservation.epoch)
             inserted = await connection.execute(
                 insert(OrderRow).values(_columns(order)).on_conflict_do_nothing().returning(OrderRow.id)
             )

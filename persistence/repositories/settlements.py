@@ -149,14 +149,14 @@ class PostgresSettlements:
         return matched
 
     async def load_waiting(self, limit: int) -> Sequence[StoredSettlement]:
-        """Stored and not applied, oldest first; what was stored this second is left to who stored it."""
+        """Stored and not applied, those tried least first; what was stored this second is left to who stored it."""
         statement = (
             select(*Settlement.__table__.c)
             .where(
                 Settlement.state == SettlementState.STORED,
                 Settlement.received_at < func.now() - text("interval '1 second'"),
             )
-            .order_by(Settlement.received_at, Settlement.id)
+            .order_by(Settlement.tries, Settlement.received_at, Settlement.id)
             .limit(limit)
         )
         async with transaction(self._engine) as connection:
@@ -170,13 +170,20 @@ class PostgresSettlements:
         async with transaction(self._engine) as connection:
             return [_stored(row) for row in await connection.execute(statement)]
 
-    async def note_failure(self, settlement_id: str, error: str) -> None:
-        """Count a failure and keep its reason beside the settlement."""
+    async def note_tried(self, settlement_ids: Sequence[str]) -> None:
+        """Count a try of each."""
+        if not settlement_ids:
+            return
         async with transaction(self._engine) as connection:
             await connection.execute(
-                update(Settlement)
-                .where(Settlement.id == settlement_id)
-                .values(tries=Settlement.tries + 1, last_error=error[:500])
+                update(Settlement).where(Settlement.id.in_(settlement_ids)).values(tries=Settlement.tries + 1)
+            )
+
+    async def note_failure(self, settlement_id: str, error: str) -> None:
+        """Keep the reason of a failure beside the settlement."""
+        async with transaction(self._engine) as connection:
+            await connection.execute(
+                update(Settlement).where(Settlement.id == settlement_id).values(last_error=error[:500])
             )
 
 
