@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from redis.asyncio import Redis
 
 from engine import scripts
-from engine.admission import Admitted, AdmissionState
+from engine.admission import AdmissionState, Admitted
 from engine.domain import LatePayment, PoolDefinition, PoolState, PoolStatus, Reservation
 from engine.keys import CLOCK_FIELD, Keys
 from engine.redis_client import create_redis
