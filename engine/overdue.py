@@ -6,6 +6,7 @@ should have said so.
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from typing import Final
 
 import structlog
@@ -26,8 +27,16 @@ GRACE_SECONDS: Final = 60
 MOST_ASKED_IN_ONE_RUN: Final = 50
 
 
+async def no_offset() -> int:
+    """The clock of a deployment without sandbox."""
+    return 0
+
+
 class OverdueAttempts:
-    """Asks a provider about attempts whose session should have ended."""
+    """Asks a provider about attempts whose session should have ended.
+
+    ``clock_offset_ms`` tells how far the sandbox's test clock is ahead.
+    """
 
     def __init__(
         self,
@@ -37,20 +46,22 @@ class OverdueAttempts:
         attempts: AttemptStore,
         payments: PaymentPort,
         settlements: SettlementService,
+        clock_offset_ms: Callable[[], Awaitable[int]] = no_offset,
     ) -> None:
         self._reservations = reservations
         self._held = held
         self._attempts = attempts
         self._payments = payments
         self._settlements = settlements
+        self._clock_offset_ms = clock_offset_ms
 
     async def close(self) -> int:
         """Settle what the provider knows of overdue attempts; answers how many were asked about.
 
         Raises ``Unavailable``. A provider that does not answer is asked again in the next run.
         """
-        # The furthest that any tenant's test clock may be ahead only makes us ask the provider early.
-        before_s = await self._reservations.now_ms() // 1000 - GRACE_SECONDS
+        now_ms = await self._reservations.now_ms() + await self._clock_offset_ms()
+        before_s = now_ms // 1000 - GRACE_SECONDS
         overdue = await self._attempts.load_overdue(before_s, MOST_ASKED_IN_ONE_RUN)
         for attempt in overdue:
             try:

@@ -75,7 +75,11 @@ class SettlementStore(Protocol):
         ...
 
     async def load_waiting(self, limit: int) -> Sequence[StoredSettlement]:
-        """Settlements stored and not applied, oldest first."""
+        """Settlements stored and not applied: those tried least often first, then the oldest."""
+        ...
+
+    async def note_tried(self, settlement_ids: Sequence[str]) -> None:
+        """Count a try of each, so that what can't be applied does not keep others waiting for ever."""
         ...
 
     async def load_waiting_of(self, order_id: str) -> Sequence[StoredSettlement]:

@@ -77,16 +77,21 @@ class SettlementService:
         """
         await self._store.match(MOST_APPLIED_IN_ONE_RUN)
         waiting = await self._store.load_waiting(MOST_APPLIED_IN_ONE_RUN)
-        self._next_try = {s.id: self._next_try[s.id] for s in waiting if s.id in self._next_try}
+        due = [settlement for settlement in waiting if self._is_due(settlement)]
+        await self._store.note_tried([settlement.id for settlement in due])
         applied = 0
-        for settlement in waiting:
-            due, pause = self._next_try.get(settlement.id, (0.0, 1.0))
-            if time.monotonic() < due:
-                continue
-            pause = min(LONGEST_PAUSE_SECONDS, pause * 2)
-            self._next_try[settlement.id] = (time.monotonic() + pause, pause)
+        for settlement in due:
+            self._put_off(settlement)
             applied += await self._apply_or_note(settlement)
+        self._next_try = {s.id: self._next_try[s.id] for s in waiting if s.id in self._next_try}
         return applied
+
+    def _is_due(self, settlement: StoredSettlement) -> bool:
+        return time.monotonic() >= self._next_try.get(settlement.id, (0.0, 0.0))[0]
+
+    def _put_off(self, settlement: StoredSettlement) -> None:
+        pause = min(LONGEST_PAUSE_SECONDS, 2 * self._next_try.get(settlement.id, (0.0, 1.0))[1])
+        self._next_try[settlement.id] = (time.monotonic() + pause, pause)
 
     async def apply_waiting_of(self, order_id: str) -> None:
         """Apply what is stored for one order, as far as Redis can be reached."""
