@@ -67,6 +67,11 @@ def _join(barrier: Barrier) -> None:
     _barrier = barrier
 
 
+def meet() -> None:
+    """Wait until all four processes are here."""
+    _barrier.wait(SECONDS)
+
+
 @contextmanager
 def four_processes() -> Iterator[Executor]:
     """Processes that wait for crowds; started once, since that takes longer than any race."""
@@ -95,10 +100,10 @@ async def _buy(task: Task) -> int:
     names = [f"buyer-{task.place}-{buyer}" for buyer in range(task.crowd.buyers)]
     told: list[Any] = []
     for place in range(PROCESSES if task.in_turn else 1):
-        await asyncio.to_thread(_barrier.wait, SECONDS)
+        await asyncio.to_thread(meet)
         if place == task.place or not task.in_turn:
             told = await asyncio.gather(*(scheme.come(redis, settings, name) for name in names))
-    await asyncio.to_thread(_barrier.wait, SECONDS)
+    await asyncio.to_thread(meet)
     got = [False]
     if not task.crowd.dies_after_coming:
         pairs = zip(names, told, strict=True)
