@@ -6,8 +6,9 @@ The order is what makes it safe, whatever line it is interrupted at:
 2. The epoch's row is committed. Nothing is ever admitted under a number that was begun before.
 3. Each old outbox is fenced, at the very entry that was taken over last. From here no script of an older epoch
    writes, since its first write is refused.
-4. Where the data is whole it stays. Else the offsets are moved first, so that no persister can commit what it read
-   before; then commits that rely on the old epoch are waited for; then a new build is written from Postgres.
+4. Commits that rely on the old epoch are waited for. Where the data is whole, and nothing is missing in it that
+   reached Postgres by another way than the outbox, it stays. Else a new build is written from Postgres, after the
+   offsets were moved, so that no persister can commit what it read before.
 5. Offsets and admission are one transaction.
 
 An interrupted one is followed by another epoch, which starts over.
@@ -26,6 +27,7 @@ from engine.errors import NotReady
 from engine.scripts import begin_epoch
 from engine.settings import Settings
 from persistence.applying import apply_batch, batch_of
+from persistence.completeness import find_missing
 from persistence.identity import Identity
 from persistence.outbox import EntryId, last_ids, read_entries, unbroken
 from persistence.rebuild import rebuild
@@ -65,6 +67,12 @@ class Succession:
         log.warning("epoch_begins", epoch=epoch, build=build, reason=reason, keeps_data=keeps)
         if keeps:
             ends = {partition: await self._fence(partition, at, admitted) for partition, at in reached.items()}
+            async with self.connection.begin():
+                await wait_for_commits(self.connection, self.settings.prefix)
+            missing = await find_missing(self.connection, self.redis, self.settings, build)
+            if missing is not None:
+                # The fences stand; this epoch is given up for one that rebuilds.
+                return await self.begin(identity, missing, is_whole=False)
             await self._admit(epoch, ends)
         else:
             await self._fence_builds(found, admitted, reached)

@@ -10,7 +10,17 @@ from typing import TYPE_CHECKING
 import pytest
 
 from engine.domain import AttemptStatus, OrderStatus, Outcome, Provider
-from engine.errors import IdConflict, Invalid, ProviderError, ProviderTimeout, Refused, StorageUnavailable, Unknown
+from engine.errors import (
+    IdConflict,
+    Invalid,
+    NotReady,
+    ProviderError,
+    ProviderTimeout,
+    Refused,
+    StorageUnavailable,
+    Unknown,
+)
+from engine.orders import Placement
 from engine.payments.port import EventKind
 from tests.shop import CODE, TENANT, Shop, event, open_shop, request
 
@@ -293,3 +303,24 @@ def test_requests_that_differ_have_other_fingerprints() -> None:
         replace(base, success_url="https://else.example/"),
     ]
     assert len({base.fingerprint, *(other.fingerprint for other in others)}) == 6
+
+
+async def test_what_was_granted_before_a_loss_is_not_sold_after_it(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Redis loses its data between the grant and the commit; the rebuild can't know of the grant."""
+    place = shop.orders.place
+
+    async def place_after_a_loss(placement: Placement) -> bool:
+        monkeypatch.undo()
+        await shop.redis.flushall()
+        await shop.admission.ensure()
+        return await place(placement)
+
+    monkeypatch.setattr(shop.orders, "place", place_after_a_loss)
+    with pytest.raises(NotReady):
+        await shop.buy("k1")
+    assert await shop.rows("select * from orders") == []
+    assert shop.provider.payable == []
+    assert (await shop.pool()).reserved == 0
+    repeated = await shop.buy("k1")
+    assert repeated.created
+    assert (await shop.pool()).reserved == 1

@@ -13,6 +13,7 @@ import pytest
 from api.servers import RedisServer
 from engine.admission import Admitted
 from engine.errors import NotReady
+from persistence.repositories.reservations import upsert_reservations
 from tests.deployment import TENANT, Deployment, deployed, eventually, in_background
 
 
@@ -87,6 +88,48 @@ async def test_comes_back_older_than_postgres(own_redis_server: RedisServer, dat
         assert await _reason(process) == "mark_missing"
         assert await _counts(process) == (3, 9)
         assert await process.drain() == 0
+
+
+async def _comes_back_as_of(server: RedisServer, copy: Path) -> None:
+    """Killed, and back with the files of an earlier moment of the same epoch."""
+    server.kill()
+    shutil.rmtree(server.data_dir)
+    shutil.copytree(copy, server.data_dir)
+    server.start()
+
+
+async def test_comes_back_without_what_a_checkout_committed(
+    own_redis_server: RedisServer, database_url: str, tmp_path: Path
+) -> None:
+    """Its outbox reaches the offset, but a checkout's reservation was committed past it: its units must be held."""
+    async with _selling(own_redis_server, database_url) as process:
+        await process.redis.config_set("appendfsync", "always")
+        await process.drain()
+        shutil.copytree(own_redis_server.data_dir, tmp_path / "before")
+        granted = await process.reserve("in-checkout", ("seats", 6))
+        async with process.database.begin() as connection:
+            await upsert_reservations(connection, [granted.reservation])
+        await _comes_back_as_of(own_redis_server, tmp_path / "before")
+        await process.admission.ensure()
+        assert await _reason(process) == "reservation_missing"
+        assert await _counts(process) == (3, 10)
+        # Epoch 2 kept the data and was given up for one that rebuilt it.
+        assert process.admitted == Admitted(3, 2)
+
+
+async def test_comes_back_without_a_definition_that_was_pushed(
+    own_redis_server: RedisServer, database_url: str, tmp_path: Path
+) -> None:
+    async with _selling(own_redis_server, database_url) as process:
+        await process.redis.config_set("appendfsync", "always")
+        await process.drain()
+        shutil.copytree(own_redis_server.data_dir, tmp_path / "before")
+        await process.define("seats", 7)
+        await _comes_back_as_of(own_redis_server, tmp_path / "before")
+        await process.admission.ensure()
+        assert await _reason(process) == "definition_missing"
+        assert (await process.engine.read_pool(TENANT, "seats")).definition.cap == 7
+        assert await _counts(process) == (3, 4)
 
 
 async def test_comes_back_older_within_one_epoch(
