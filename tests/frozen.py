@@ -127,13 +127,13 @@ class Frozen:
 
     async def entries(self) -> list[tuple[str, dict[str, str]]]:
         """All outbox entries, the first of the epoch included."""
-        found: list[tuple[str, dict[str, str]]] = await self.redis.xrange(self.keys.outbox)
-        return found
+        found: Any = await self.redis.xrange(self.keys.outbox)
+        return list(found)
 
     async def record(self, identifier: str) -> str | None:
         """A reservation's record as Redis holds it."""
-        found: str | None = await self.redis.hget(self.keys.records(TENANT, identifier), identifier)
-        return found
+        found: Any = await self.redis.hget(self.keys.records(TENANT, identifier), identifier)
+        return None if found is None else str(found)
 
     def watch_drops(self) -> None:
         """From now on note how many buckets each call drops."""
@@ -153,11 +153,10 @@ def _words(reply: Any) -> set[str]:
 
 def _check_calls(frozen: Frozen) -> None:
     """Compare each call with the header of its script, and count the buckets that it drops when asked to."""
-    redis, original = frozen.redis, frozen.redis.evalsha
-    by_sha = {
-        scripts.sha_of(script, frozen.admitted.state.admitted, True): script  # type: ignore[arg-type]
-        for script in scripts.ADMITTED_SCRIPTS
-    }
+    redis: Any = frozen.redis
+    original, admitted = redis.evalsha, frozen.admitted.state.admitted
+    assert admitted is not None
+    by_sha = {scripts.sha_of(script, admitted, True): script for script in scripts.ADMITTED_SCRIPTS}
 
     async def evalsha(sha: str, numkeys: int, *rest: str) -> Any:
         script = by_sha[sha]
@@ -169,7 +168,7 @@ def _check_calls(frozen: Frozen) -> None:
         assert _words(reply) <= script.replies, f"{script.name} answered {reply}"
         return reply
 
-    redis.evalsha = evalsha  # type: ignore[method-assign]
+    redis.evalsha = evalsha
 
 
 @asynccontextmanager

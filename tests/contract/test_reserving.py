@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
 from engine.domain import Claim, Outcome, PoolStatus, ReservationStatus
-from engine.errors import IdConflict, Invalid, NotReady, Refused
+from engine.errors import BacklogFull, IdConflict, Invalid, NotReady, Refused
 from tests.admitted import TENANT
 from tests.frozen import MINUTE, SECOND, T0, Frozen, request
 
@@ -38,8 +39,8 @@ async def test_a_reservation_reads_as_it_was_granted(frozen: Frozen) -> None:
     assert granted.status is ReservationStatus.RESERVED
     assert (granted.created_at_ms, granted.expires_at_ms) == (T0, T0 + MINUTE)
     assert granted.claims == (Claim("soup", 2),)
-    assert granted.alive
-    assert await frozen.engine.read(TENANT, "r1") == granted
+    assert (granted.alive, granted.epoch) == (True, 1)
+    assert replace(await frozen.engine.read(TENANT, "r1"), epoch=granted.epoch) == granted
     assert await frozen.counts("soup") == (0, 2, 3)
 
 
@@ -256,3 +257,35 @@ async def test_a_definition_that_moved_on_is_stale(frozen: Frozen) -> None:
     await frozen.define("soup", 6)
     await frozen.engine.reserve(request("r1", Claim("soup", 1, 3)))
     assert await frozen.counts("soup") == (0, 1, 5)
+
+
+async def test_tenants_share_a_partition_and_nothing_else(frozen: Frozen) -> None:
+    """The same pool, id and customer, on keys of the same slot and in one outbox."""
+    await frozen.define("soup", 1, per_customer=1)
+    frozen.lookup.tenants.add("kitchen")
+    rules = replace((await frozen.engine.read_pool(TENANT, "soup")).definition, tenant="kitchen")
+    await frozen.engine.define_pool(rules, first_of_tenant=True)
+    mine = request("r1", ("soup", 1), customer="ada")
+    for each in (mine, replace(mine, tenant="kitchen")):
+        assert (await frozen.engine.reserve(each)).created
+    await frozen.engine.complete("kitchen", "r1", "pay-1")
+    assert await frozen.counts("soup") == (0, 1, 0)
+    assert (await frozen.engine.read_pool("kitchen", "soup")).completed == 1
+    assert (await frozen.engine.read(TENANT, "r1")).status is ReservationStatus.RESERVED
+    assert [fields["t"] for _, fields in (await frozen.entries())[1:]] == [TENANT, "kitchen", "kitchen"]
+    frozen.audited = False
+
+
+async def test_a_full_outbox_takes_no_more_reservations_but_settles(frozen: Frozen) -> None:
+    await frozen.define("soup", 3)
+    await frozen.take("r1", ("soup", 1))
+    await frozen.take("r2", ("soup", 1))
+    frozen.admitted.state.full_partitions = frozenset({0})
+    with pytest.raises(BacklogFull) as caught:
+        await frozen.reserve("r3", ("soup", 1))
+    assert caught.value.code == "backlog_full"
+    await frozen.engine.complete(TENANT, "r1", "pay-1")
+    await frozen.engine.release(TENANT, "r2")
+    assert await frozen.counts("soup") == (1, 0, 2)
+    frozen.admitted.state.full_partitions = frozenset({1})
+    await frozen.take("r3", ("soup", 1))

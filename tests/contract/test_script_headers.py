@@ -33,7 +33,6 @@ OTHER_NAMES = {
 class Source:
     """A script's file, taken apart."""
 
-    sentence: str
     keys: tuple[str, ...]
     args: tuple[str, ...]
     replies: tuple[str, ...]
@@ -51,7 +50,8 @@ def parse(name: str, text: str) -> Source:
     assert text.startswith("--[[\n"), "the header comes first"
     header, closing, rest = text.removeprefix("--[[\n").partition("\n]]\n")
     assert closing, "the header ends with ]] on a line of its own"
-    sentence, sections, current = "", {}, ""
+    sections: dict[str, list[str]] = {}
+    sentence = current = ""
     for line in header.splitlines():
         section = SECTION.match(line)
         if section:
@@ -73,10 +73,11 @@ def parse(name: str, text: str) -> Source:
     body = rest[includes.end() :].lstrip("\n")
     assert "--@include" not in body, "includes stand together, before the body"
     return Source(
-        sentence,
-        *(tuple(sections[part]) for part in ("KEYS", "ARGV", "REPLIES")),
-        tuple(re.findall(r"--@include (\w+)", includes[0])),
-        body,
+        keys=tuple(sections["KEYS"]),
+        args=tuple(sections["ARGV"]),
+        replies=tuple(sections["REPLIES"]),
+        includes=tuple(re.findall(r"--@include (\w+)", includes[0])),
+        body=body,
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Awaitable
 from contextlib import AsyncExitStack
 from itertools import count
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -97,7 +97,7 @@ class EngineMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         self.run(self.stack.aclose())
 
-    def run(self, call: Coroutine[Any, Any, T]) -> T:
+    def run(self, call: Awaitable[T]) -> T:
         return self.loop.run_until_complete(call)
 
     @initialize(caps=st.lists(st.one_of(st.none(), st.integers(1, 6)), min_size=3, max_size=3))
@@ -168,7 +168,7 @@ class EngineMachine(RuleBasedStateMachine):
         expected = self.model.extend(identifier, ttl_ms)
         self.act(expected, self.frozen.engine.extend(TENANT, identifier, ttl_ms), "")
 
-    def act(self, expected: str, call: Coroutine[Any, Any, Settled | Reservation], settlement: str) -> None:
+    def act(self, expected: str, call: Awaitable[Settled | Reservation], settlement: str) -> None:
         """Make the call and compare its outcome; with a settlement there is an entry whatever happened."""
         before = self.run(self.frozen.entries())
         try:
