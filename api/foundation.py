@@ -19,12 +19,11 @@ from engine.settings import Settings
 from persistence.admission import Admission
 from persistence.database import create_engine_from
 from persistence.repositories.reservations import ReservationRepository
-from persistence.waiting import wait_for_any
+from persistence.waiting import end_task, wait_for_any
 
 FIRST_LOOK_SECONDS: Final = 5.0
 """How long a start waits for admission; a server that is away longer is waited for in the background."""
 LOOK_AGAIN_SECONDS: Final = 1.0
-CANCEL_AGAIN_SECONDS: Final = 0.2
 
 log = structlog.get_logger(__name__)
 
@@ -53,7 +52,7 @@ class Foundation:
                 await wait_for_any(FIRST_LOOK_SECONDS, self.state.ready)
                 yield
             finally:
-                await _end(watching)
+                await end_task(watching)
         finally:
             await self.redis.aclose()
             await self.database.dispose()
@@ -67,13 +66,6 @@ class Foundation:
                 log.exception("admission_broke")
                 self.state.revoke()
                 await asyncio.sleep(LOOK_AGAIN_SECONDS)
-
-
-async def _end(task: asyncio.Task[None]) -> None:
-    # A driver that is closing a connection takes a cancellation for its own, so one alone may go unheard.
-    while not task.done():
-        task.cancel()
-        await asyncio.wait({task}, timeout=CANCEL_AGAIN_SECONDS)
 
 
 def lay_foundation(settings: Settings) -> Foundation:

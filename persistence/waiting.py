@@ -1,8 +1,11 @@
-"""Waiting for whichever comes first: an event, or the end of a pause."""
+"""Waiting for whichever comes first, an event or the end of a pause; and for the end of what was cancelled."""
 
 from __future__ import annotations
 
 import asyncio
+from typing import Final
+
+CANCEL_AGAIN_SECONDS: Final = 0.5
 
 
 async def wait_for_any(seconds: float, *events: asyncio.Event) -> None:
@@ -13,3 +16,13 @@ async def wait_for_any(seconds: float, *events: asyncio.Event) -> None:
     finally:
         for waiting in waits:
             waiting.cancel()
+
+
+async def end_task(task: asyncio.Task[None]) -> None:
+    """Cancel a task and wait for its end.
+
+    A driver that is closing a connection takes a cancellation for its own, so one alone may go unheard.
+    """
+    while not task.done():
+        task.cancel()
+        await asyncio.wait({task}, timeout=CANCEL_AGAIN_SECONDS)

@@ -15,6 +15,7 @@ from api.sandbox.sessions import StandInSessions
 from api.sandbox.stripe_api import StripeApi
 from engine.settings import Settings
 from persistence.repositories.sandbox import SandboxStore
+from persistence.waiting import end_task
 
 log = structlog.get_logger(__name__)
 
@@ -62,8 +63,7 @@ class Sandbox:
     async def stop(self) -> None:
         """End the background task and close connections; what is undelivered stays in Postgres."""
         if self._task is not None:
-            self._task.cancel()
-            await asyncio.wait({self._task})
+            await end_task(self._task)
             self._task = None
         await self._deliveries.close()
 
