@@ -12,9 +12,9 @@ from engine.domain import AttemptStatus, OrderEvent, OrderStatus, Provider, Rese
 from engine.orders import Attempt
 from engine.payments.port import FrozenAttempt, PricedLine, Session
 from persistence.database import transaction
+from persistence.repositories.binding import match_session
 from persistence.repositories.epochs import require_epoch
 from persistence.repositories.reservations import upsert_reservations
-from persistence.repositories.settlements import match_session
 from persistence.tables import Attempt as AttemptRow
 from persistence.tables import Order, OrderHistory
 
