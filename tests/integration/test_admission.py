@@ -299,6 +299,21 @@ async def test_interrupted_at_any_call_while_it_keeps_the_data(
         assert await process.persister.drain() == 1
 
 
+async def test_a_tail_with_a_gap_is_not_kept(database_url: str) -> None:
+    """What stands behind the gap can't be trusted to be all: the data is rebuilt from what Postgres could take."""
+    async with deployed("fakeredis://gap", database_url, partitions=1) as process:
+        await process.define("seats", 100)
+        await _sell(process)
+        for identifier in ("before", "missing", "behind"):
+            await process.reserve(identifier, ("seats", 1))
+        assert await process.redis.xdel(process.keys().outbox, "1-5")
+        await process.redis.delete(f"{process.settings.prefix}:identity")
+        await process.admission.ensure()
+        assert process.admitted == Admitted(2, 2)
+        assert await _counts(process) == (3, 5)
+        assert (await process.engine.read(TENANT, "before")).alive
+
+
 async def test_definitions_committed_meanwhile_arrive(process: Deployment) -> None:
     """A first pool of a tenant whose push met the loss is in the rebuild, or pushed after it."""
     await process.redis.flushall()

@@ -216,6 +216,20 @@ async def test_an_older_version_never_replaces_a_newer_one(process: Deployment) 
     assert len(await process.rows("select * from reservation_claims")) == 2
 
 
+async def test_an_old_entry_alone_changes_nothing(process: Deployment) -> None:
+    await process.reserve("a", ("seats", 1))
+    start = await _offset(process)
+    partition = process.keys().partition
+    read = await read_entries(process.redis, {partition: process.keys().outbox}, {partition: start}, 100)
+    await process.engine.complete(TENANT, "a")
+    await process.persister.drain()
+    await process.change("update outbox_offsets set seq = 0")
+
+    await store_batch(process.database, batch_of({partition: start}, read[partition]))
+
+    assert await _stored(process) == {"a": ("completed", 2)}
+
+
 async def test_the_running_persister_notices_that_postgres_stepped_back(process: Deployment) -> None:
     await process.reserve("a", ("seats", 1))
     await process.persister.drain()

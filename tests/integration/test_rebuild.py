@@ -50,6 +50,8 @@ async def _busy_day(process: Deployment) -> None:
     claims = (("seats", 4), ("meals", 2), ("hall/gate", 1))
     await process.reserve("held", *claims, order_id="o1", code="A|B", period="2026-27", **ann)
     await process.reserve("held-too", ("seats", 1), ttl_ms=900_000)
+    # Of one second with the one before, so that they share a bucket.
+    await process.reserve("held-as-well", ("seats", 2), ttl_ms=900_000)
     await process.reserve("extended", ("seats", 1), ("meals", 1), customer="eve")
     await engine.extend(TENANT, "extended", 2 * HOUR_MS)
     await process.reserve("paid", ("seats", 7), ("meals", 3), **ann)
