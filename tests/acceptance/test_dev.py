@@ -131,6 +131,8 @@ def test_ctrl_c_stops_everything_and_a_new_run_has_the_data(tmp_path: Path) -> N
     assert len(processes) >= 5
     first.process.send_signal(signal.SIGINT)
     assert first.process.wait(60) == 0
+    for role in ("api", "worker", "persister"):
+        assert re.search(rf"stopped .*roles=\['{role}'\]", first.said), f"the {role} did not end in good order"
     assert [pid for pid in processes if not gone(pid)] == []
 
     again = DevRun(tmp_path, free_port())
@@ -204,3 +206,4 @@ def test_without_a_redis_one_process_does_it_all_and_outside_events_are_believed
     wait_for(lambda: dev.get(f"/v1/orders/{made['order_id']}")["status"] == "paid", "the order to be paid")
     end(dev)
     assert dev.process.returncode == 0
+    assert re.search(r"stopped .*roles=\['api', 'persister', 'worker'\]", dev.said)
