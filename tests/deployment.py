@@ -62,6 +62,23 @@ class Deployment:
         wanted = tuple(Claim(pool, quantity) for pool, quantity in claims)
         return await self.engine.reserve(replace(ReservationRequest(tenant, identifier, wanted, TTL_MS), **changes))
 
+    async def sell(self) -> None:
+        """Three completed units of ``seats`` and four reserved ones, all of it in Postgres."""
+        await self.reserve("paid", ("seats", 3), customer="ann")
+        await self.engine.complete(TENANT, "paid", "pay-1")
+        await self.reserve("held", ("seats", 4))
+        await self.persister.drain()
+
+    async def counts(self) -> tuple[int, int]:
+        """Completed and reserved units of ``seats``."""
+        pool = await self.engine.read_pool(TENANT, "seats")
+        return pool.completed, pool.reserved
+
+    async def epochs(self) -> list[tuple[int, int, bool, str]]:
+        """Every epoch ever begun: its number, build, whether it was admitted, and why it began."""
+        rows = await self.rows("select * from redis_epochs order by epoch")
+        return [(row.epoch, row.build, row.admitted_at is not None, row.reason) for row in rows]
+
     async def rows(self, query: str, **parameters: object) -> Sequence[Row[Any]]:
         """Whatever a query finds in Postgres."""
         async with self.database.connect() as connection:
