@@ -7,13 +7,14 @@ COMPOSED := $(VENV)/composed
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help run test test-long check install clean
+.PHONY: help run test test-long check bench install clean
 
 help:
 	@echo 'make run        servers, API, persister, jobs and payment sandbox on port 8000 (PORT= changes it)'
 	@echo 'make test       the tests, on servers of their own'
 	@echo 'make test-long  the tests that take minutes'
 	@echo 'make check      lint, types, Lua lint, import rules'
+	@echo 'make bench      the budgets, one line each (QUICK=1: under three minutes)'
 	@echo 'make clean      remove what make made; keeps the data in .lastportion'
 
 install: $(INSTALLED)
@@ -46,6 +47,9 @@ check: $(INSTALLED)
 	@if command -v luacheck >/dev/null; then luacheck --quiet $(COMPOSED); \
 		else echo 'luacheck is not on the PATH; the scripts are checked by the compiler alone'; fi
 	$(BIN)/python -m pytest --quiet tests/unit/test_layout.py tests/unit/test_lua_lint.py
+
+bench: $(INSTALLED)
+	$(BIN)/python -m benchmarks
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist
