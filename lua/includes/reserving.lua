@@ -5,9 +5,8 @@ local function with_available(outcome, position, pool)
   return outcome .. '|' .. position .. '|' .. available
 end
 
--- Nil when the claim can be granted. The order of the checks is the precedence of refusals. `holdings` is the
--- customer's counter, given where the pool has a customer limit and the customer is named.
-local function refused(pool, position, quantity, rev, holdings, now_ms)
+-- Nil when nothing speaks against the claim. The order of the checks is the precedence of refusals.
+local function objection(pool, position, quantity, rev, holdings, now_ms)
   if not pool then
     return 'unknown_pool|' .. position
   end
@@ -44,8 +43,15 @@ local function refused(pool, position, quantity, rev, holdings, now_ms)
   if pool.completed + quantity > cap then
     return with_available('sold_out', position, pool)
   end
-  -- With due buckets left over the count is too high to refuse on.
-  return pool.more and 'roll' or with_available('all_reserved', position, pool) .. '|' .. pool.first * 1000
+  return with_available('all_reserved', position, pool) .. '|' .. pool.first * 1000
+end
+
+-- Nil when the claim can be granted, else the reply. `holdings` is the customer's counter, given where the pool has
+-- a customer limit and the customer is named. With due buckets left over the count is too high to refuse on, and
+-- `available` too low to be told.
+local function refused(pool, position, quantity, rev, holdings, now_ms)
+  local reply = objection(pool, position, quantity, rev, holdings, now_ms)
+  return reply and pool and pool.more and 'roll' or reply
 end
 
 -- A reservation that exists is the same request only with the same fingerprint. `counts` says whether it is alive:
