@@ -6,7 +6,8 @@ leaves. Each place is crashed twice: before the call took effect, and after it d
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import asyncio
+from collections.abc import AsyncIterator, Callable
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -28,12 +29,18 @@ class Crash(BaseException):
     """The process dies here."""
 
 
+def die() -> None:
+    """End as a killed process does."""
+    raise Crash
+
+
 class Fuse:
     """Counts the calls to everything outside the process, and blows at one of them."""
 
-    def __init__(self, blow_at: int, *, after: bool) -> None:
+    def __init__(self, blow_at: int, *, after: bool, blow: Callable[[], object] = die) -> None:
         self.blow_at = blow_at
         self.after = after
+        self.blow = blow
         self.calls = 0
 
     def around(self, target: Any) -> Any:
@@ -52,10 +59,10 @@ class _Wrapped:
             fuse.calls += 1
             here = fuse.calls == fuse.blow_at
             if here and not fuse.after:
-                raise Crash
+                fuse.blow()
             answer = await method(*args, **kwargs)
-            if here:
-                raise Crash
+            if here and fuse.after:
+                fuse.blow()
             return answer
 
         return call
@@ -133,6 +140,31 @@ async def test_without_a_repeat_nothing_stays_reserved_or_payable(shop: Shop, af
     assert 0 < len(orders) <= len(keys)
     for (order_id,) in orders:
         assert (await shop.reader.order("school", order_id)).order.status is OrderStatus.CANCELLED
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["before the call", "after the call"])
+async def test_a_buyer_who_hangs_up_anywhere_leaves_the_whole(shop: Shop, after: bool) -> None:
+    hung_up = 0
+    for place in range(1, MOST_CALLS):
+        asking: list[asyncio.Task[object]] = []
+        fuse = Fuse(place, after=after, blow=lambda asking=asking: asking[0].cancel())  # type: ignore[misc]
+        checkout, real = dying_checkout(shop, fuse), shop.checkout
+        shop.checkout = checkout
+        asking.append(asyncio.ensure_future(shop.buy(f"k{place}", customer=f"c{place}")))
+        await asyncio.wait(asking)
+        shop.checkout = real
+        await checkout.close()
+        if not asking[0].cancelled():
+            break
+        hung_up += 1
+    assert hung_up > 6
+    whole = await shop.rows("select count(*) from attempts where status = 'open' and session_id is not null")
+    assert whole == [(hung_up + 1,)]
+    assert ((await shop.pool()).reserved, len(shop.provider.payable)) == (hung_up + 1, hung_up + 1)
+    again = await shop.buy("k3", customer="c3")
+    assert again.attempt is not None
+    assert again.attempt.url is not None
+    assert (await shop.pool()).reserved == hung_up + 1
 
 
 @pytest.mark.parametrize("after", [False, True], ids=["before the effect", "after the effect"])
