@@ -17,7 +17,7 @@ from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from engine.admission import AdmissionState, Admitted
-from engine.errors import NotReady, StorageUnavailable, Unavailable
+from engine.errors import NotReady, StorageUnavailable
 from engine.keys import BUILD_FIELD, Keys, partition_of
 from engine.scripts import load
 from engine.settings import Settings
@@ -31,6 +31,7 @@ from persistence.repositories.offsets import load_offsets
 from persistence.succession import Succession
 from persistence.survey import Survey, keys_of, remove_older_builds, survey
 from persistence.tables import Pool
+from persistence.trouble import PASSING, Trouble
 from persistence.waiting import wait_for_any
 
 log = structlog.stdlib.get_logger(__name__)
@@ -57,7 +58,7 @@ class Admission:
         self._state = state
         self._identity: Identity | None = None
         self._tails: tuple[EntryId | None, ...] = ()
-        self._trouble: str | None = None
+        self._trouble = Trouble("admission")
 
     async def ensure(self) -> None:
         """See to it that Redis is admitted, by loading the scripts or by beginning an epoch.
@@ -80,7 +81,7 @@ class Admission:
         try:
             await check_safety(self._redis, self._settings)
         except RedisError as error:
-            self._tell_trouble(error)
+            self._trouble.met(error)
 
     async def watch(self) -> None:
         """Look every second, and at once when ``state.lost`` is set, until cancelled.
@@ -92,10 +93,11 @@ class Admission:
             try:
                 if not await self._look():
                     self._state.revoke()
+                    metrics.EPOCH.set(0)
                     await self.ensure()
-                self._tell_trouble(None)
-            except (Unavailable, RedisError, OSError, UnsafeRedis, PartitionsChanged) as error:
-                self._tell_trouble(error)
+                self._trouble.over()
+            except (*PASSING, UnsafeRedis, PartitionsChanged) as error:
+                self._trouble.met(error)
                 await asyncio.sleep(PAUSE_AFTER_TROUBLE_SECONDS)
             await asyncio.sleep(SHORTEST_PAUSE_SECONDS)
             await wait_for_any(LOOK_EVERY_SECONDS, self._state.lost)
@@ -228,17 +230,6 @@ class Admission:
             for partition, (tail, committed) in enumerate(zip(seen.tails, seen.committed, strict=True))
             if tail is not None and _waiting(tail, committed) >= self._settings.outbox_limit
         )
-
-    def _tell_trouble(self, error: BaseException | None) -> None:
-        trouble = None if error is None else (str(error) or type(error).__name__)
-        if trouble == self._trouble:
-            return
-        self._trouble = trouble
-        if trouble is None:
-            log.info("redis_well_again")
-        else:
-            metrics.EPOCH.set(0)
-            log.warning("redis_not_admitted", reason=trouble)
 
 
 async def _tenants_in_redis(connection: AsyncConnection) -> Sequence[str]:

@@ -33,7 +33,8 @@ def create_engine_from(settings: Settings, pool_size: int | None = None) -> Asyn
     return create_async_engine(
         url,
         pool_size=pool_size or settings.database_pool_size,
-        max_overflow=0,
+        # A task that holds a session lock does its work over other connections, however small the pool.
+        max_overflow=2,
         pool_timeout=settings.database_timeout_seconds,
         pool_pre_ping=True,
         connect_args={

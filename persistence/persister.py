@@ -29,6 +29,7 @@ from persistence.outbox import Entry, EntryId, last_ids, read_entries, unbroken
 from persistence.repositories.job_runs import note_failure, note_success
 from persistence.repositories.offsets import OffsetMoved, load_offsets
 from persistence.trimming import Trimmer
+from persistence.trouble import PASSING, Trouble
 from persistence.waiting import wait_for_any
 
 log = structlog.stdlib.get_logger(__name__)
@@ -79,7 +80,7 @@ class Persister:
         self._stopped: dict[int, EntryId] = {}
         self._trimmer = Trimmer(redis, settings.trim_behind_seconds)
         self._reported_at = 0.0
-        self._trouble: str | None = None
+        self._trouble = Trouble(PERSISTER_JOB)
 
     async def run(self, stop: asyncio.Event) -> None:
         """Persist until stopped. Trouble with either server is logged once, waited out and tried again."""
@@ -88,8 +89,8 @@ class Persister:
             try:
                 async with own_connection(self._database) as lock:
                     await self._run_alone(lock, stop)
-            except (Unavailable, RedisError, OSError) as error:
-                self._tell_trouble(error)
+            except PASSING as error:
+                self._trouble.met(error)
                 await wait_for_any(pause, stop)
                 pause = min(pause * 2, LONGEST_PAUSE_SECONDS)
             else:
@@ -152,7 +153,7 @@ class Persister:
                 await self._report(self._place)
                 # A lock that was cut with its connection must be noticed, or two would work for long.
                 await check_alive(lock)
-            self._tell_trouble(None)
+            self._trouble.over()
 
     async def _find_place(self) -> Place | None:
         """Where to read on, or None while Redis is not admitted under the epoch that Postgres has."""
@@ -260,13 +261,3 @@ class Persister:
             else:
                 await note_success(connection, PERSISTER_JOB, PERSISTER_PERIOD_SECONDS, {"lag_entries": lag})
         self._reported_at = monotonic()
-
-    def _tell_trouble(self, error: BaseException | None) -> None:
-        trouble = None if error is None else (str(error) or type(error).__name__)
-        if trouble == self._trouble:
-            return
-        self._trouble = trouble
-        if trouble is None:
-            log.info("persister_well_again")
-        else:
-            log.warning("persister_waits", reason=trouble)

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from uuid import uuid4
 
 import pytest
+from psycopg import sql
+from sqlalchemy.exc import ProgrammingError
 
+from api.servers import PostgresServer
 from engine.admission import Admitted
 from engine.domain import Granted
 from engine.errors import BacklogFull, NotReady, StorageUnavailable
 from persistence.admission import PartitionsChanged
 from persistence.identity import UnsafeRedis
+from persistence.migrations import migrate
 from tests.conftest import RedisBackend
 from tests.deployment import TENANT, Deployment, deployed, eventually, in_background
 
@@ -199,3 +204,26 @@ async def test_unsafe_redis_is_refused_by_name(redis_server: object, database_ur
                 assert meant.admitted.epoch == 1
         finally:
             await process.redis.config_set("appendonly", "yes")
+
+
+async def test_tasks_that_start_before_the_tables_wait_for_them(
+    redis_backend: RedisBackend, postgres_server: PostgresServer
+) -> None:
+    name = f"unmigrated_{uuid4().hex[:12]}"
+    postgres_server.ensure_database(name)
+    async with deployed(redis_backend.url, postgres_server.url_of(name), admit=False) as process:
+        with pytest.raises(ProgrammingError):
+            await process.admission.ensure()
+        async with in_background(process.admission.watch()), in_background(process.persister.run(asyncio.Event())):
+            await asyncio.sleep(0)
+            await migrate(process.settings)
+            await asyncio.wait_for(process.state.ready.wait(), 20)
+            await process.define("seats", 1)
+            await process.reserve("a", ("seats", 1))
+
+            async def stored() -> bool:
+                return bool(await process.rows("select from reservations"))
+
+            await eventually(stored)
+    with postgres_server.connect() as connection:
+        connection.execute(sql.SQL("drop database {} with (force)").format(sql.Identifier(name)))
