@@ -35,13 +35,25 @@ end
 """
 
 
+_BUDGET = "local SWEEP_BUDGET = 1000\n"
+
+
 @contextmanager
-def frozen_scripts() -> Iterator[None]:
-    """While this lasts, the sandbox's scripts take the stored clock for the time itself."""
+def frozen_scripts(sweep_budget: int | None = None) -> Iterator[None]:
+    """While this lasts, the sandbox's scripts take the stored clock for the time itself.
+
+    With ``sweep_budget`` one run drops that few buckets, so that a handful of them is already too many for one.
+    """
     original = scripts._source
 
     def source(path: str) -> str:
-        return _FROZEN_CLOCK if path == "includes/clock_sandbox.lua" else original(path)
+        if path == "includes/clock_sandbox.lua":
+            return _FROZEN_CLOCK
+        text = original(path)
+        if path == "includes/pools.lua" and sweep_budget is not None:
+            assert _BUDGET in text
+            return text.replace(_BUDGET, f"local SWEEP_BUDGET = {sweep_budget}\n")
+        return text
 
     def forget() -> None:
         scripts.composed.cache_clear()
@@ -172,9 +184,9 @@ def _check_calls(frozen: Frozen) -> None:
 
 
 @asynccontextmanager
-async def frozen_engine(url: str, **settings: object) -> AsyncIterator[Frozen]:
+async def frozen_engine(url: str, *, sweep_budget: int | None = None, **settings: object) -> AsyncIterator[Frozen]:
     """An engine on an admitted, empty Redis, its clock standing at ``T0``."""
-    with frozen_scripts():
+    with frozen_scripts(sweep_budget):
         async with admitted_engine(url, **settings) as admitted:
             frozen = Frozen(admitted)
             _check_calls(frozen)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from engine.domain import Outcome
+from engine.domain import Granted, Outcome
 from engine.keys import Keys
 from tests.admitted import TENANT
-from tests.frozen import MINUTE, SECOND, Frozen
+from tests.frozen import MINUTE, SECOND, Frozen, request
 
 
 async def limit_reached(frozen: Frozen, identifier: str, quantity: int, customer: str = "ada") -> bool:
@@ -146,3 +146,24 @@ async def test_customers_who_walk_away_leave_no_counter(frozen: Frozen) -> None:
     await frozen.engine.complete(TENANT, "b1")
     await frozen.engine.cancel(TENANT, "b1", restock=True)
     assert await frozen.redis.hlen(frozen.keys.tenant(TENANT)) == before
+
+
+async def test_what_was_swept_counts_no_more_when_the_clock_steps_back(frozen: Frozen) -> None:
+    """The pool gave the units away at their end, so the customer does not hold them either."""
+    await frozen.define("soup", 9, per_customer=1)
+    await frozen.take("a1", ("soup", 1), customer="ada")
+    await frozen.pass_ms(MINUTE)
+    assert await frozen.counts("soup") == (0, 0, 9)
+    await frozen.pass_ms(-5 * SECOND)
+    await frozen.take("a2", ("soup", 1), customer="ada")
+    assert (await frozen.refused("a3", ("soup", 1), customer="ada")).held_by == "a2"
+
+
+async def test_what_is_due_counts_no_more_though_not_swept_yet(frozen: Frozen) -> None:
+    """More seconds are due than one call drops, and the customer's own is the last of them."""
+    await frozen.define("soup", None, per_customer=1)
+    requests = [request(f"r{n}", ("soup", 1), ttl_ms=n * SECOND, customer=f"c{n}") for n in range(1, 1_201)]
+    assert all(isinstance(answer, Granted) for answer in await frozen.engine.reserve_many(requests))
+    await frozen.pass_ms(1_200 * SECOND)
+    await frozen.take("again", ("soup", 1), customer="c1200")
+    assert (await frozen.refused("more", ("soup", 1), customer="c1200")).held_by == "again"
