@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from engine.domain import MOST_IN_ONE_CALL, Claim, Granted, Outcome
+from engine.domain import MOST_IN_ONE_CALL, Claim, Granted, Outcome, PoolStatus
 from engine.errors import IllegalTransition, NotReady
 from engine.keys import CLOCK_FIELD
 from tests.admitted import TENANT, admitted_engine
@@ -134,12 +134,23 @@ async def test_with_due_buckets_left_a_call_may_grant_but_not_refuse(frozen: Fro
     assert (await frozen.refused("too many", ("soup", 1))).outcome is Outcome.ALL_RESERVED
 
 
-async def test_a_sale_that_ended_is_refused_without_waiting_for_the_sweep(frozen: Frozen) -> None:
-    await frozen.define("soup", 1_500)
-    await fill(frozen, "soup", 1_500)
-    await frozen.pass_ms(1_500 * SECOND)
-    refusal = await frozen.refused("more than there are", ("soup", 1_501))
-    assert refusal.outcome is Outcome.SOLD_OUT
+@pytest.mark.parametrize(
+    "reason", [Outcome.PAUSED, Outcome.CLOSED, Outcome.NOT_OPEN, Outcome.LIMIT_REACHED, Outcome.SOLD_OUT]
+)
+async def test_a_refusal_of_any_kind_tells_what_is_left_exactly(frozen: Frozen, reason: Outcome) -> None:
+    """2,500 seconds are due; told after the first thousand, a buyer would hear of units that nobody holds any more."""
+    await frozen.define("soup", 2_600)
+    await fill(frozen, "soup", 2_500)
+    await frozen.pass_ms(2_500 * SECOND)
+    rules: dict[Outcome, dict[str, Any]] = {
+        Outcome.PAUSED: {"status": PoolStatus.PAUSED},
+        Outcome.CLOSED: {"closes_at_ms": frozen.now_ms},
+        Outcome.NOT_OPEN: {"opens_at_ms": frozen.now_ms + 1},
+        Outcome.LIMIT_REACHED: {"per_customer": 1},
+    }
+    await frozen.define("soup", 2_600, **rules.get(reason, {}))
+    refusal = await frozen.refused("r1", ("soup", 2_601), customer="ada")
+    assert (refusal.outcome, refusal.available) == (reason, 2_600)
 
 
 async def test_rolling_ends_with_not_now(frozen: Frozen, monkeypatch: pytest.MonkeyPatch) -> None:
