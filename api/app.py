@@ -11,6 +11,7 @@ from fastapi import FastAPI
 from api.errors import answer_errors
 from api.openapi import DescribedApp
 from api.routes import catalogue, operations, orders, pools, reservations, webhooks
+from api.routing import mount
 from api.services import Services, build_services
 from api.shell import Shell
 from engine.settings import Settings
@@ -32,8 +33,8 @@ def create_app(settings: Settings) -> FastAPI:
     app.state.services = services
     app.add_middleware(Shell, body_limit_bytes=settings.body_limit_bytes)
     answer_errors(app)
-    for routes in (operations, pools, reservations, catalogue, orders, webhooks):
-        app.include_router(routes.router)
+    mount(app, reservations.hot, reservations.router, pools.router, orders.router, catalogue.router)
+    mount(app, webhooks.router, operations.router)
     if services.sandbox is not None:
         app.include_router(services.sandbox.router)
     return app

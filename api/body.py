@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import json
+from functools import lru_cache
 from typing import Any, TypeVar
 
 from fastapi import Request
 from pydantic import BaseModel, ValidationError
 
 from api.errors import invalid_from
+from api.headers import header_of
 from engine.errors import MalformedBody
 
 Model = TypeVar("Model", bound=BaseModel)
 
 
 def _once(pairs: list[tuple[str, Any]]) -> None:
-    if len({name for name, _ in pairs}) != len(pairs):
+    if len(dict(pairs)) != len(pairs):
         raise MalformedBody("The body names a field twice.")
 
 
@@ -44,6 +46,7 @@ def parsed(model: type[Model], body: bytes) -> Model:
         raise invalid_from(error.errors(include_url=False, include_input=False)) from error
 
 
+@lru_cache(maxsize=64)
 def _is_json(content_type: str) -> bool:
     media = content_type.partition(";")[0].strip().lower()
     return media == "application/json" or (media.startswith("application/") and media.endswith("+json"))
@@ -58,7 +61,7 @@ async def read_body(request: Request, model: type[Model], *, may_be_empty: bool 
     body = await request.body()
     if may_be_empty and not body:
         return parsed(model, b"{}")
-    content_type = request.headers.get("content-type")
+    content_type = header_of(request, b"content-type")
     if content_type is not None and not _is_json(content_type):
         raise MalformedBody("The body must be sent as application/json.")
     return parsed(model, body)

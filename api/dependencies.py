@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, cast
 
 from fastapi import Request
 
+from api.headers import header_of
 from api.schemas.base import LONGEST_KEY, is_printable
 from api.shell import note
 from engine.domain import IDENTIFIER_PATTERN, Scope
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 
 TENANT_HEADER = "Lastportion-Tenant"
 IDEMPOTENCY_HEADER = "Idempotency-Key"
+_TENANT = TENANT_HEADER.lower().encode()
+_IDEMPOTENCY = IDEMPOTENCY_HEADER.lower().encode()
 _IDENTIFIER = re.compile(IDENTIFIER_PATTERN)
 
 
@@ -41,7 +44,7 @@ async def authorised(request: Request, *any_of: Scope) -> Caller:
     Raises ``Unauthenticated`` without a known key, ``Forbidden`` without the scope, ``Invalid`` when a platform's key
     comes without a tenant, ``Unknown`` when a tenant's key names another tenant.
     """
-    key = await services_of(request).keys.key_of(request.headers.get("authorization"))
+    key = await services_of(request).keys.key_of(header_of(request, b"authorization"))
     if key.scopes.isdisjoint(any_of):
         raise Forbidden(f"This key lacks the scope {' or '.join(any_of)}.")
     tenant = _tenant_of(request, key)
@@ -50,7 +53,7 @@ async def authorised(request: Request, *any_of: Scope) -> Caller:
 
 
 def _tenant_of(request: Request, key: ApiKey) -> str:
-    named = request.headers.get(TENANT_HEADER)
+    named = header_of(request, _TENANT)
     if named is None:
         if key.tenant is None:
             raise Invalid(
@@ -66,7 +69,7 @@ def _tenant_of(request: Request, key: ApiKey) -> str:
 
 def idempotency_key_of(request: Request) -> str | None:
     """The caller's idempotency key, None without one; raises ``Invalid`` unless it is printable and not too long."""
-    raw = request.headers.get(IDEMPOTENCY_HEADER)
+    raw = header_of(request, _IDEMPOTENCY)
     if raw is None:
         return None
     text = raw

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from datetime import UTC, datetime, timedelta
+from functools import lru_cache
 
 _RFC_3339 = re.compile(
     r"(\d{4}-\d\d-\d\d)[Tt ](\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?(?:([Zz])|([+-])([01]\d|2[0-3]):([0-5]\d))", re.ASCII
@@ -34,8 +35,14 @@ def instant_from(text: str) -> int:
 def written(at_ms: int) -> str:
     """An instant in UTC, with milliseconds only where there are any: ``2026-11-30T22:00:00Z``."""
     seconds, milliseconds = divmod(at_ms, 1000)
-    text = datetime.fromtimestamp(seconds, UTC).isoformat()[:19]
+    text = _second(seconds)
     return f"{text}.{milliseconds:03d}Z" if milliseconds else f"{text}Z"
+
+
+@lru_cache(maxsize=4096)
+def _second(seconds: int) -> str:
+    # Reservations made at one time begin and mostly end in the same few seconds.
+    return datetime.fromtimestamp(seconds, UTC).isoformat()[:19]
 
 
 def written_or_none(at_ms: int | None) -> str | None:

@@ -13,6 +13,7 @@ from api.body import read_body
 from api.dependencies import Caller, authorised, idempotency_key_of, services_of
 from api.errors import error_of, invalid_from, status_of
 from api.openapi import takes
+from api.routing import DirectRoute
 from api.schemas.reservations import (
     BatchBody,
     CancelBody,
@@ -28,11 +29,12 @@ from engine.errors import LastportionError
 from engine.identifiers import derived_id, new_id
 
 router = APIRouter(tags=["reservations"])
+hot = APIRouter(tags=["reservations"], route_class=DirectRoute)
 
 ReservationPath = Annotated[str, Path(pattern=IDENTIFIER_PATTERN)]
 
 
-@router.post("/v1/reservations", openapi_extra=takes(ReservationBody))
+@hot.post("/v1/reservations", openapi_extra=takes(ReservationBody))
 async def reserve(request: Request) -> Response:
     """Reserve units of one or several pools, all or nothing: 201, or 200 where the same request was granted before.
 
@@ -54,7 +56,7 @@ async def reserve(request: Request) -> Response:
     return json_answer(reservation_content(granted.reservation), _counted_status(granted))
 
 
-@router.post("/v1/reservations:batch", openapi_extra=takes(BatchBody))
+@hot.post("/v1/reservations:batch", openapi_extra=takes(BatchBody))
 async def reserve_batch(request: Request) -> Response:
     """Up to 500 reservations, each judged on its own, in the order in which they stand."""
     caller = await authorised(request, Scope.CHECKOUT)
