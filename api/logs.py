@@ -26,7 +26,10 @@ def configure_logs(log_format: LogFormat, log_level: str) -> None:
     last: list[Processor] = (
         [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
         if log_format is LogFormat.JSON
-        else [structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())]
+        else [
+            # The default formatter prints local variables: headers with keys, addresses with passwords.
+            structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty(), exception_formatter=structlog.dev.plain_traceback)
+        ]
     )
     structlog.configure(
         processors=[
