@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Any
 
+import httpx
 import pytest
 from structlog.testing import capture_logs
 
+from api.authentication import DEV_KEY
 from tests.integration.conftest import DEV, Api, running_api, settings_for
+from tests.loopback import listening_socket, served
 
 if TYPE_CHECKING:
     from api.servers import RedisServer
@@ -210,3 +214,31 @@ async def test_the_document_describes_bodies_and_keys(shop: Api) -> None:
     assert document["components"]["schemas"]["PoolBody"]["properties"]["opens_at"]["anyOf"][0]["format"] == "date-time"
     assert document["paths"]["/healthz"]["get"]["security"] == []
     assert (await shop.client.get("/docs")).status_code == 200
+
+
+async def test_over_a_socket_large_bodies_and_clients_that_leave_do_no_harm(shop: Api) -> None:
+    async def chunks() -> AsyncIterator[bytes]:
+        for _ in range(80):
+            yield b" " * 65_536
+
+    async with (
+        served(shop.app, listening_socket()) as address,
+        httpx.AsyncClient(base_url=address, headers=DEV | JSON) as client,
+    ):
+        for body in (b" " * FIVE_MB, chunks()):
+            answer = await client.post(RESERVE, content=body)
+            assert (answer.status_code, answer.json()["error"]["code"]) == (413, "too_large")
+        before = await _facts(shop)
+        _, writer = await asyncio.open_connection(*address.removeprefix("http://").split(":"))
+        head = f"POST {RESERVE} HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer {DEV_KEY}\r\nContent-Length: 900\r\n\r\n"
+        with capture_logs() as logs:
+            writer.write(head.encode() + _claims(1))
+            await writer.drain()
+            writer.close()
+            await writer.wait_closed()
+            async with asyncio.timeout(10):
+                while not any(line["event"] == "client_gone" for line in logs):  # noqa: ASYNC110 -- nothing else tells
+                    await asyncio.sleep(0.01)
+        assert not any(line["log_level"] == "error" for line in logs)
+        assert await _facts(shop) == before
+        assert (await client.post(RESERVE, content=_claims(1))).status_code == 201
