@@ -174,6 +174,20 @@ async def test_a_late_one_does_not_count_against_itself(frozen: Frozen) -> None:
     assert await complete(frozen) == (Outcome.COMPLETED, True, 0)
 
 
+async def test_a_late_one_half_swept_does_not_count_against_itself(frozen: Frozen) -> None:
+    """Given away in one pool, still counted in the other, since the clock stepped back before anybody looked there."""
+    await frozen.define("swept", 2, late_payment=IF_FULL)
+    await frozen.define("waiting", 2, late_payment=IF_FULL)
+    await frozen.take("r1", ("swept", 1), ("waiting", 2))
+    await frozen.pass_ms(MINUTE)
+    assert await frozen.counts("swept") == (0, 0, 2)
+    await frozen.pass_ms(-5 * SECOND)
+    assert await frozen.counts("waiting") == (0, 2, 0)
+    assert await complete(frozen) == (Outcome.COMPLETED, True, 0)
+    assert await frozen.counts("swept") == (1, 0, 1)
+    assert await frozen.counts("waiting") == (2, 0, 0)
+
+
 async def test_others_that_are_due_do_not_count_against_a_late_one(frozen: Frozen) -> None:
     await frozen.define("soup", 2, late_payment=IF_FULL)
     await frozen.take("r1", ("soup", 2))
