@@ -14,7 +14,7 @@ from benchmarks.budget import Line, interleaved
 from benchmarks.load import Run, resp_command, run_load, whole_resp
 from engine import scripts
 from engine.admission import AdmissionState, Admitted
-from engine.calls import reserve_arguments
+from engine.calls import reserve_call
 from engine.domain import MOST_IN_ONE_CALL, Claim, PoolDefinition, Reservation, ReservationRequest
 from engine.keys import Keys
 from engine.redis_client import create_redis
@@ -74,7 +74,7 @@ def _one(keys: Keys, sha: str, claims: tuple[str, ...], *, with_customer: bool) 
             f"customer-{number}" if with_customer else None,
         )
         places = [keys.tenant(TENANT), keys.expiries(TENANT), keys.outbox, keys.records(TENANT, identifier)]
-        yield resp_command("EVALSHA", sha, "4", *places, TENANT, *reserve_arguments(request))
+        yield resp_command("EVALSHA", sha, "4", *places, TENANT, *reserve_call(request).arguments)
 
 
 def _many(keys: Keys, sha: str, size: int) -> Iterator[bytes]:
@@ -85,7 +85,7 @@ def _many(keys: Keys, sha: str, size: int) -> Iterator[bytes]:
             identifier = f"r{next(_numbers):021d}"
             places.append(keys.records(TENANT, identifier))
             arguments.append("1")
-            arguments += reserve_arguments(ReservationRequest(TENANT, identifier, (Claim("plenty", 1),), TTL_MS))
+            arguments += reserve_call(ReservationRequest(TENANT, identifier, (Claim("plenty", 1),), TTL_MS)).arguments
         yield resp_command("EVALSHA", sha, str(len(places)), *places, *arguments)
 
 

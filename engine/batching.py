@@ -15,7 +15,7 @@ from engine.domain import MOST_IN_ONE_CALL
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
-    from engine.domain import ReservationRequest
+    from engine.calls import ReserveCall
 
 MOST_CLAIMS_IN_ONE_CALL = 256
 """Keeps a script's run short and its lists within Lua's limit of about 8,000 values."""
@@ -26,25 +26,26 @@ MOST_CALLS_UNDER_WAY = 2
 Reply = tuple[str, int]
 """What a script answered, and the epoch that it ran under."""
 
-_Waiting = tuple["ReservationRequest", "asyncio.Future[Reply]"]
+_Waiting = tuple["ReserveCall", "asyncio.Future[Reply]"]
 
 
 class Batcher:
     """Collects reservation requests by tenant and hands each its own reply."""
 
-    def __init__(self, send: Callable[[str, Sequence[ReservationRequest]], Awaitable[list[Reply]]]) -> None:
+    def __init__(self, send: Callable[[str, Sequence[ReserveCall]], Awaitable[list[Reply]]]) -> None:
         """``send`` makes one call for one tenant and returns a reply for each request, in order."""
         self._send = send
         self._waiting: dict[str, deque[_Waiting]] = {}
         self._under_way: dict[str, int] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def submit(self, request: ReservationRequest) -> asyncio.Future[Reply]:
+    def submit(self, call: ReserveCall) -> asyncio.Future[Reply]:
         """The reply to come. A caller that stops waiting does not take the request back: it may be on its way."""
         future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
-        self._waiting.setdefault(request.tenant, deque()).append((request, future))
-        if self._under_way.get(request.tenant, 0) < MOST_CALLS_UNDER_WAY:
-            self._start(request.tenant)
+        tenant = call.request.tenant
+        self._waiting.setdefault(tenant, deque()).append((call, future))
+        if self._under_way.get(tenant, 0) < MOST_CALLS_UNDER_WAY:
+            self._start(tenant)
         return future
 
     def _start(self, tenant: str) -> None:
@@ -58,14 +59,14 @@ class Batcher:
         batch: list[_Waiting] = []
         claims = 0
         while queue and len(batch) < MOST_IN_ONE_CALL:
-            request, future = queue[0]
-            if batch and claims + len(request.claims) > MOST_CLAIMS_IN_ONE_CALL:
+            call, future = queue[0]
+            if batch and claims + len(call.request.claims) > MOST_CLAIMS_IN_ONE_CALL:
                 break
             queue.popleft()
             # Not sent yet, so a caller that has gone leaves nothing behind.
             if not future.done():
-                batch.append((request, future))
-                claims += len(request.claims)
+                batch.append((call, future))
+                claims += len(call.request.claims)
         return batch
 
     async def _drain(self, tenant: str) -> None:
@@ -81,7 +82,7 @@ class Batcher:
 
     async def _call(self, tenant: str, batch: list[_Waiting]) -> None:
         try:
-            replies = await self._send(tenant, [request for request, _ in batch])
+            replies = await self._send(tenant, [call for call, _ in batch])
         except BaseException as error:
             for _, future in batch:
                 if not future.done():

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from engine.domain import (
     MOST_CLAIMS,
+    Claim,
     Outcome,
     PoolState,
     Refusal,
@@ -18,16 +19,22 @@ from engine.keys import escape
 from engine.records import decode_pool, decode_reservation, encode_claims, encode_metadata, fingerprint, summed
 
 
-def normalised(request: ReservationRequest) -> ReservationRequest:
-    """The request with claims on one pool summed, as the rules count them. Raises ``Invalid``."""
-    claims = summed(request.claims)
-    if not 1 <= len(claims) <= MOST_CLAIMS:
+@dataclass(frozen=True, slots=True)
+class ReserveCall:
+    """A request ready to send. ``arguments`` are id, ttl, fingerprint, tail, customer, then its claims."""
+
+    request: ReservationRequest
+    fingerprint: str
+    arguments: tuple[str, ...]
+
+
+def reserve_call(request: ReservationRequest) -> ReserveCall:
+    """A request as the scripts take it, claims on one pool summed, as the rules count them. Raises ``Invalid``."""
+    summed_claims = summed(request.claims)
+    if not 1 <= len(summed_claims) <= MOST_CLAIMS:
         raise Invalid(fields={"claims": f"Between 1 and {MOST_CLAIMS} claims are needed."})
-    return request if len(claims) == len(request.claims) else replace(request, claims=claims)
-
-
-def reserve_arguments(request: ReservationRequest) -> list[str]:
-    """One request as the scripts take it: id, ttl, fingerprint, tail, customer, then its claims."""
+    if len(summed_claims) != len(request.claims):
+        request = replace(request, claims=summed_claims)
     claims = encode_claims(request.claims)
     content = fingerprint(claims, request.customer, request.ttl_ms)
     customer = "" if request.customer is None else escape(request.customer)
@@ -45,13 +52,13 @@ def reserve_arguments(request: ReservationRequest) -> list[str]:
     arguments = [request.id, str(request.ttl_ms), content, tail, customer]
     for claim in request.claims:
         arguments += (claim.pool, str(claim.quantity), str(claim.rev))
-    return arguments
+    return ReserveCall(request, content, tuple(arguments))
 
 
-def granted_reservation(request: ReservationRequest, rest: str, epoch: int) -> Reservation:
-    """The reservation just made, from the request and the reply ``created_ms|expires_s|counted``."""
+def granted_reservation(call: ReserveCall, rest: str, epoch: int) -> Reservation:
+    """The reservation just made, from its request and the reply ``created_ms|expires_s|counted``."""
+    request = call.request
     created, expires, counted = rest.split("|")
-    claims = encode_claims(request.claims)
     return Reservation(
         tenant=request.tenant,
         id=request.id,
@@ -59,10 +66,10 @@ def granted_reservation(request: ReservationRequest, rest: str, epoch: int) -> R
         version=1,
         created_at_ms=int(created),
         expires_at_ms=int(expires) * 1000,
-        claims=tuple(replace(claim, rev=0) for claim in request.claims),
+        claims=tuple(Claim(claim.pool, claim.quantity) if claim.rev else claim for claim in request.claims),
         counted=tuple(c == "1" for c in counted) if counted else (False,) * len(request.claims),
         ttl_ms=request.ttl_ms,
-        fingerprint=fingerprint(claims, request.customer, request.ttl_ms),
+        fingerprint=call.fingerprint,
         customer=request.customer,
         metadata=request.metadata,
         order_id=request.order_id,

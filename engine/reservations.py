@@ -11,13 +11,13 @@ from redis.exceptions import NoScriptError, RedisError, ResponseError
 from engine import scripts
 from engine.batching import Batcher, Reply
 from engine.calls import (
+    ReserveCall,
     existing_reservation,
     granted_reservation,
-    normalised,
     parse_reply,
     pool_state,
     refusal_of,
-    reserve_arguments,
+    reserve_call,
 )
 from engine.domain import (
     Granted,
@@ -90,18 +90,18 @@ class ReservationEngine:
         Raises ``Refused`` (which claim, why, and what to wait for), ``IdConflict``, ``Invalid`` when a pool has a
         customer limit and no customer is named, ``BacklogFull``.
         """
-        request = normalised(request)
+        call = reserve_call(request)
         if partition_of(request.tenant, self._settings.partitions) in self._state.full_partitions:
             raise BacklogFull
         for _ in range(MOST_ROLLS):
-            reply, epoch = await self._batcher.submit(request)
+            reply, epoch = await self._batcher.submit(call)
             word, _, rest = reply.partition("|")
             if word == Outcome.GRANTED:
-                return Granted(granted_reservation(request, rest, epoch), created=True)
+                return Granted(granted_reservation(call, rest, epoch), created=True)
             if word == Outcome.EXISTING:
-                return Granted(existing_reservation(request, reply, epoch), created=False)
+                return Granted(existing_reservation(call.request, reply, epoch), created=False)
             if word != Outcome.ROLL:
-                raise await self._refusal(request, Outcome(word), rest)
+                raise await self._refusal(call.request, Outcome(word), rest)
         raise NotReady("More reservations ended at once than could be swept; try again.")
 
     async def reserve_many(self, requests: Sequence[ReservationRequest]) -> list[Granted | LastportionError]:
@@ -311,17 +311,17 @@ class ReservationEngine:
         replies = await self._run(script, keys, arguments)
         return [str(reply) for reply in replies] if isinstance(replies, list) else []
 
-    async def _send_reserve(self, tenant: str, requests: Sequence[ReservationRequest]) -> list[Reply]:
+    async def _send_reserve(self, tenant: str, calls: Sequence[ReserveCall]) -> list[Reply]:
         keys, epoch = self._keys(tenant), self._admitted().epoch
         places = [keys.tenant(tenant), keys.expiries(tenant), keys.outbox]
-        places += [keys.records(tenant, request.id) for request in requests]
+        places += [keys.records(tenant, call.request.id) for call in calls]
         arguments = [tenant]
-        if len(requests) == 1:
+        if len(calls) == 1:
             # Reserving one has a script of its own: the tables of the general one cost it a third of its speed.
-            return [(await self._call(scripts.RESERVE, places, arguments + reserve_arguments(requests[0])), epoch)]
-        for request in requests:
-            arguments.append(str(len(request.claims)))
-            arguments += reserve_arguments(request)
+            return [(await self._call(scripts.RESERVE, places, [*arguments, *calls[0].arguments]), epoch)]
+        for call in calls:
+            arguments.append(str(len(call.request.claims)))
+            arguments += call.arguments
         return [(reply, epoch) for reply in await self._call_many(scripts.RESERVE_MANY, places, arguments)]
 
     async def _refusal(self, request: ReservationRequest, outcome: Outcome, rest: str) -> LastportionError:
