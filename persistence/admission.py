@@ -32,7 +32,7 @@ from persistence.succession import Succession
 from persistence.survey import Survey, keys_of, remove_older_builds, survey
 from persistence.tables import Pool
 from persistence.trouble import PASSING, Trouble
-from persistence.waiting import wait_for_any
+from persistence.waiting import heed_cancellation, wait_for_any
 
 log = structlog.stdlib.get_logger(__name__)
 
@@ -99,6 +99,7 @@ class Admission:
             except (*PASSING, UnsafeRedis, PartitionsChanged) as error:
                 self._trouble.met(error)
                 await asyncio.sleep(PAUSE_AFTER_TROUBLE_SECONDS)
+            heed_cancellation()
             await asyncio.sleep(SHORTEST_PAUSE_SECONDS)
             await wait_for_any(LOOK_EVERY_SECONDS, self._state.lost)
 

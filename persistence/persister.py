@@ -30,7 +30,7 @@ from persistence.repositories.job_runs import note_failure, note_success
 from persistence.repositories.offsets import OffsetMoved, load_offsets
 from persistence.trimming import Trimmer
 from persistence.trouble import PASSING, Trouble
-from persistence.waiting import wait_for_any
+from persistence.waiting import heed_cancellation, wait_for_any
 
 log = structlog.stdlib.get_logger(__name__)
 
@@ -91,6 +91,7 @@ class Persister:
                     await self._run_alone(lock, stop)
             except PASSING as error:
                 self._trouble.met(error)
+                heed_cancellation()
                 await wait_for_any(pause, stop)
                 pause = min(pause * 2, LONGEST_PAUSE_SECONDS)
             else:
@@ -154,6 +155,7 @@ class Persister:
                 # A lock that was cut with its connection must be noticed, or two would work for long.
                 await check_alive(lock)
             self._trouble.over()
+            heed_cancellation()
 
     async def _find_place(self) -> Place | None:
         """Where to read on, or None while Redis is not admitted under the epoch that Postgres has."""
