@@ -31,8 +31,8 @@ async def end_task(task: asyncio.Task[None]) -> None:
 def heed_cancellation() -> None:
     """Raise ``CancelledError`` if the current task was asked to end. Called in every turn of an endless loop.
 
-    ``asyncio.wait_for`` before Python 3.12, with which redis-py sends its commands, loses a cancellation that comes at the
-    instant at which what it waits for is done; a loop that was asked once would then go on for ever.
+    ``asyncio.wait_for`` before Python 3.12, with which redis-py sends its commands, loses a cancellation that comes
+    at the instant at which what it waits for is done; a loop that was asked once would then go on for ever.
     """
     task = asyncio.current_task()
     if task is not None and task.cancelling():

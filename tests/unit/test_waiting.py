@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 
 import pytest
 
@@ -14,11 +15,9 @@ async def test_a_lost_cancellation_is_heeded() -> None:
 
     async def loses_it() -> None:
         begun.set()
-        try:
+        # What `asyncio.wait_for` does at a bad moment.
+        with suppress(asyncio.CancelledError):
             await asyncio.Event().wait()
-        except asyncio.CancelledError:
-            # What `asyncio.wait_for` does at a bad moment.
-            pass
 
     async def for_ever() -> None:
         while True:
