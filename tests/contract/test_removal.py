@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from engine.domain import LatePayment, Outcome, PoolStatus, ReservationStatus
@@ -152,8 +154,8 @@ async def test_restoring_one_that_is_there_changes_nothing(frozen: Frozen) -> No
     assert await frozen.record("r1") == before
 
 
-async def test_a_restored_one_never_counts_again_even_if_the_clock_steps_back(frozen: Frozen) -> None:
-    """Others ended in the very same second, unswept: their units must not be taken for its own."""
+async def test_restoring_gives_back_what_it_still_held(frozen: Frozen) -> None:
+    """Others ended in the very same second, and nobody had looked since."""
     await frozen.define("soup", 5)
     made = await frozen.take("r1", ("soup", 2))
     await frozen.take("r2", ("soup", 3))
@@ -165,6 +167,22 @@ async def test_a_restored_one_never_counts_again_even_if_the_clock_steps_back(fr
     assert (await frozen.engine.read(TENANT, "r1")).expired
     await frozen.engine.release(TENANT, "r1")
     assert await frozen.counts("soup") == (0, 0, 5)
+
+
+async def test_a_restored_one_is_never_taken_for_another_that_ends_in_its_second(frozen: Frozen) -> None:
+    """The pool never counted it, being new here; then the clock steps back, and somebody reserves to that second."""
+    await frozen.define("soup", 5)
+    other = await frozen.take("r1", ("soup", 2))
+    made = replace(other, id="from postgres")
+    await frozen.engine.release(TENANT, "r1")
+    await frozen.pass_ms(MINUTE)
+    await frozen.engine.restore(made)
+    frozen.forgotten = True
+    await frozen.pass_ms(-5 * SECOND)
+    await frozen.take("r2", ("soup", 5), ttl_ms=5 * SECOND)
+    assert (await frozen.engine.read(TENANT, "from postgres")).expired
+    assert (await frozen.engine.release(TENANT, "from postgres")).outcome is Outcome.RELEASED
+    assert await frozen.counts("soup") == (0, 5, 0)
 
 
 async def test_a_closed_pool_leaves_with_its_counters(frozen: Frozen) -> None:
