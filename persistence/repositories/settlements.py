@@ -50,28 +50,15 @@ class PostgresSettlements:
                 if target is not None:
                     await note_pending(connection, target, event)
                 return None
-            statement = insert(Settlement).values(
-                id=uuid4().hex,
-                provider=provider.value,
-                dedup_key=event.dedup_key,
-                kind=kind.value,
-                session_id=event.session_id,
-                payment_ref=event.payment_ref,
-                amount_minor=event.amount_minor,
-                currency=event.currency,
-                event_type=event.type,
-                record=record,
-                state=SettlementState.UNMATCHED.value,
+            same_event = select(*Settlement.__table__.c).where(
+                Settlement.provider == provider, Settlement.dedup_key == event.dedup_key
             )
-            # A twin that is being stored at this moment is waited for, so the loser finds its row below.
-            await connection.execute(statement.on_conflict_do_nothing(index_elements=["provider", "dedup_key"]))
-            stored = (
-                await connection.execute(
-                    select(*Settlement.__table__.c).where(
-                        Settlement.provider == provider, Settlement.dedup_key == event.dedup_key
-                    )
-                )
-            ).one()
+            # Looked for first: the persister marks settlements before it takes their orders, so an insert that met a
+            # row of its making would wait for it with the order locked, and it for us.
+            stored = (await connection.execute(same_event)).one_or_none()
+            if stored is None:
+                await _insert(connection, provider, event, kind, record)
+                stored = (await connection.execute(same_event)).one()
             if stored.state == SettlementState.UNMATCHED and target is not None:
                 return await bind(connection, stored, target)
             return waiting(stored)
@@ -146,6 +133,26 @@ class PostgresSettlements:
             await connection.execute(
                 update(Settlement).where(Settlement.id == settlement_id).values(last_error=error[:500])
             )
+
+
+async def _insert(
+    connection: AsyncConnection, provider: Provider, event: ProviderEvent, kind: SettlementKind, record: str
+) -> None:
+    statement = insert(Settlement).values(
+        id=uuid4().hex,
+        provider=provider.value,
+        dedup_key=event.dedup_key,
+        kind=kind.value,
+        session_id=event.session_id,
+        payment_ref=event.payment_ref,
+        amount_minor=event.amount_minor,
+        currency=event.currency,
+        event_type=event.type,
+        record=record,
+        state=SettlementState.UNMATCHED.value,
+    )
+    # A twin that is being stored at this moment is waited for, so the loser finds its row afterwards.
+    await connection.execute(statement.on_conflict_do_nothing(index_elements=["provider", "dedup_key"]))
 
 
 async def add_settlement(
