@@ -93,7 +93,7 @@ def build_services(settings: Settings) -> Services:
     offset_ms = no_offset if sandbox is None else sandbox.offset_ms
     definitions = PoolDefinitions(database, engine, foundation.state, offset_ms)
     catalogue, orders = PostgresCatalogue(database), PostgresOrders(database, settings.prefix)
-    settlement = SettlementService(PostgresSettlements(database), engine)
+    settlement = SettlementService(PostgresSettlements(database, settings.prefix), engine)
     payments, attempts = _payments(settings), PostgresAttempts(database, settings.prefix, Provider.STRIPE)
     held = CodeReservations(settings, engine, ReservationRepository(database), catalogue, definitions)
     return Services(

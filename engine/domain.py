@@ -247,8 +247,8 @@ class Reservation:
     counts: bool = True
     """Whether every claim is still counted in its pool; False once a sweep dropped one of them."""
     epoch: int = 0
-    """The epoch that the reserve was answered under; 0 for what was read otherwise. Who commits what was granted
-    must check that this epoch has not ended."""
+    """The epoch that Redis answered under when it was reserved or read; 0 for what stands in Postgres. Who commits
+    what only Redis may know must check that this epoch has not ended."""
 
     @property
     def alive(self) -> bool:

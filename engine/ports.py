@@ -67,7 +67,10 @@ class SettlementStore(Protocol):
     async def store_order(
         self, kind: SettlementKind, reservation: Reservation, payment_ref: str, restock: bool, record: str
     ) -> StoredSettlement:
-        """Store what an API caller orders to be done with a reservation."""
+        """Store what an API caller orders to be done with a reservation.
+
+        Raises ``NotReady`` when the epoch that it was read under has ended.
+        """
         ...
 
     async def match(self, limit: int) -> int:

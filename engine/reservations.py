@@ -117,11 +117,11 @@ class ReservationEngine:
 
     async def read(self, tenant: str, identifier: str) -> Reservation:
         """The reservation as it stands, from Redis or else from Postgres. Raises ``Unknown``."""
-        keys = self._keys(tenant)
+        keys, epoch = self._keys(tenant), self._admitted().epoch
         reply = await self._call(scripts.READ, [keys.tenant(tenant), keys.records(tenant, identifier)], [identifier])
         word, reservation = parse_reply(tenant, identifier, reply)
         if reservation is not None and word is Outcome.FOUND:
-            return reservation
+            return replace(reservation, epoch=epoch)
         await self._check_ready(tenant, word)
         return await self._from_postgres(tenant, identifier)
 

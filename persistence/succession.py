@@ -6,9 +6,10 @@ The order is what makes it safe, whatever line it is interrupted at:
 2. The epoch's row is committed. Nothing is ever admitted under a number that was begun before.
 3. Each old outbox is fenced, at the very entry that was taken over last. From here no script of an older epoch
    writes, since its first write is refused.
-4. Commits that rely on the old epoch are waited for. Where the data is whole, and nothing is missing in it that
-   reached Postgres by another way than the outbox, it stays. Else a new build is written from Postgres, after the
-   offsets were moved, so that no persister can commit what it read before.
+4. Commits that rely on the old epoch are waited for, and what only a stored settlement knows is written down. Where
+   the data is whole, and nothing is missing in it that reached Postgres by another way than the outbox, it stays. Else
+   a new build is written from Postgres, after the offsets were moved, so that no persister can commit what it read
+   before.
 5. Offsets and admission are one transaction.
 
 An interrupted one is followed by another epoch, which starts over.
@@ -33,6 +34,7 @@ from persistence.outbox import EntryId, last_ids, read_entries, unbroken
 from persistence.rebuild import rebuild
 from persistence.repositories.epochs import History, begin, mark_admitted, wait_for_commits
 from persistence.repositories.offsets import Move, OffsetMoved, load_offsets, move_offsets, set_offsets
+from persistence.settled_records import store_settled_records
 from persistence.survey import builds_in_redis, keys_of, survey
 
 log = structlog.stdlib.get_logger(__name__)
@@ -69,6 +71,7 @@ class Succession:
             ends = {partition: await self._fence(partition, at, admitted) for partition, at in reached.items()}
             async with self.connection.begin():
                 await wait_for_commits(self.connection, self.settings.prefix)
+            await store_settled_records(self.connection)
             missing = await find_missing(self.connection, self.redis, self.settings, build)
             if missing is not None:
                 # The fences stand; this epoch is given up for one that rebuilds.
@@ -86,6 +89,7 @@ class Succession:
             await set_offsets(self.connection, partitions, begun)
         async with self.connection.begin():
             await wait_for_commits(self.connection, self.settings.prefix)
+        await store_settled_records(self.connection)
         await rebuild(self.connection, self.redis, self.settings, admitted.build)
         for keys in keys_of(self.settings, admitted.build):
             if not await begin_epoch(self.redis, keys.outbox, keys.mark, "", admitted):

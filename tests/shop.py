@@ -284,7 +284,10 @@ async def open_shop(redis_url: str, database_url: str, **changes: Any) -> AsyncI
 
     definitions = PoolDefinitions(database, engine, state, offset_ms)
     catalogue, orders = PostgresCatalogue(database), PostgresOrders(database, settings.prefix)
-    attempts, settlements = PostgresAttempts(database, settings.prefix, Provider.STRIPE), PostgresSettlements(database)
+    attempts, settlements = (
+        PostgresAttempts(database, settings.prefix, Provider.STRIPE),
+        PostgresSettlements(database, settings.prefix),
+    )
     held = CodeReservations(settings, engine, ReservationRepository(database), catalogue, definitions)
     settlement = SettlementService(settlements, engine)
     base_s = await redis.time()

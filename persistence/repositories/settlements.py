@@ -15,6 +15,7 @@ from engine.orders import StoredSettlement
 from engine.payments.port import EventKind, ProviderEvent
 from persistence.database import transaction
 from persistence.repositories.binding import bind, match_session, note_pending, resolve, stored_settlement, waiting
+from persistence.repositories.epochs import require_epoch
 from persistence.tables import Attempt, Settlement
 
 _KINDS = {EventKind.PAID: SettlementKind.COMPLETE, EventKind.EXPIRED: SettlementKind.RELEASE}
@@ -23,8 +24,10 @@ _KINDS = {EventKind.PAID: SettlementKind.COMPLETE, EventKind.EXPIRED: Settlement
 class PostgresSettlements:
     """Implements :class:`engine.ports.SettlementStore`."""
 
-    def __init__(self, engine: AsyncEngine) -> None:
+    def __init__(self, engine: AsyncEngine, prefix: str) -> None:
+        """``prefix`` is the deployment's, under which commits and rebuilds wait for each other."""
         self._engine = engine
+        self._prefix = prefix
 
     async def find_reservation_of(self, provider: Provider, event: ProviderEvent) -> tuple[str, str] | None:
         """Tenant and reservation that the event would settle."""
@@ -66,8 +69,14 @@ class PostgresSettlements:
     async def store_order(
         self, kind: SettlementKind, reservation: Reservation, payment_ref: str, restock: bool, record: str
     ) -> StoredSettlement:
-        """Store what an API caller orders."""
+        """Store what an API caller orders.
+
+        Raises ``NotReady`` when the epoch that the reservation was read under has ended: whoever took over from it
+        may have looked for the records of settlements before this one was there.
+        """
         async with transaction(self._engine) as connection:
+            if reservation.epoch:
+                await require_epoch(connection, self._prefix, reservation.epoch)
             return await add_settlement(
                 connection,
                 Provider.API,
