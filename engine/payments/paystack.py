@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from engine.errors import BadSignature, MalformedBody
+from engine.payments.fields import mark_of, text_of
 from engine.payments.port import EventKind, ProviderEvent
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ def _event(body: bytes) -> ProviderEvent:
         raise MalformedBody("The event is not JSON.") from error
     if not isinstance(event, dict):
         raise MalformedBody("The event is not a JSON object.")
-    event_type = _text(event, "event")
+    event_type = text_of(event, "event")
     data = event.get("data")
     if event_type != _SETTLES:
         digest = hashlib.sha256(body).hexdigest()
@@ -56,9 +57,9 @@ def _event(body: bytes) -> ProviderEvent:
     if not isinstance(data, dict):
         raise MalformedBody("The event carries no transaction.")
     reference, currency, status = (
-        _text(data, "reference"),
-        _text(data, "currency").upper(),
-        _text(data, "status"),
+        text_of(data, "reference"),
+        text_of(data, "currency").upper(),
+        text_of(data, "status"),
     )
     amount_minor = _amount(data)
     marks = _metadata(data)
@@ -72,8 +73,8 @@ def _event(body: bytes) -> ProviderEvent:
         amount_minor=amount_minor,
         currency=currency,
         created_at_s=None,
-        marked_order_id=_mark(marks, "lastportion_order"),
-        marked_tenant=_mark(marks, "lastportion_tenant"),
+        marked_order_id=mark_of(marks, "lastportion_order"),
+        marked_tenant=mark_of(marks, "lastportion_tenant"),
         body=event,
     )
 
@@ -88,18 +89,6 @@ def _metadata(data: Mapping[str, Any]) -> Mapping[str, Any]:
             # A help, not a need: the reference alone says which order is meant.
             return {}
     return metadata if isinstance(metadata, dict) else {}
-
-
-def _mark(metadata: Mapping[str, Any], key: str) -> str | None:
-    value = metadata.get(key)
-    return value if isinstance(value, str) and value else None
-
-
-def _text(found: Mapping[str, Any], key: str) -> str:
-    value = found.get(key)
-    if not isinstance(value, str) or not value or "\0" in value:
-        raise MalformedBody(f"{key!r} is not a text.")
-    return value
 
 
 def _amount(data: Mapping[str, Any]) -> int:

@@ -10,6 +10,7 @@ import stripe
 
 from engine.errors import BadSignature, MalformedBody
 from engine.money import from_stripe
+from engine.payments.fields import LONGEST_NAME, mark_of, text_of
 from engine.payments.port import EventKind, ProviderEvent, Session, SessionState
 
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ MARK_TENANT = "lastportion_tenant"
 MARK_ATTEMPT = "lastportion_attempt"
 """Keys of the metadata that say whose order, and which attempt of it, a session is for."""
 
+_LONGEST_URL = 5000
 _PAID = ("paid", "no_payment_required")
 
 
@@ -62,7 +64,7 @@ def _event(body: bytes) -> ProviderEvent:
         raise MalformedBody("The event is not JSON.") from error
     if not isinstance(event, dict):
         raise MalformedBody("The event is not a JSON object.")
-    event_id, event_type = _text(event, "id"), _text(event, "type")
+    event_id, event_type = text_of(event, "id"), text_of(event, "type")
     created_at_s = _optional_integer(event, "created") if event.get("object") == "event" else None
     if not event_type.startswith("checkout.session."):
         return ProviderEvent(EventKind.FOREIGN, event_type, event_id, None, None, None, None, created_at_s, body=event)
@@ -77,13 +79,13 @@ def _event(body: bytes) -> ProviderEvent:
         kind=kind,
         type=event_type,
         dedup_key=event_id,
-        session_id=_text(found, "id"),
+        session_id=text_of(found, "id"),
         payment_ref=_payment_ref(found) if kind is not EventKind.EXPIRED else None,
         amount_minor=amount_minor,
         currency=currency,
         created_at_s=created_at_s,
-        marked_order_id=marks.get(MARK_ORDER),
-        marked_tenant=marks.get(MARK_TENANT),
+        marked_order_id=mark_of(marks, MARK_ORDER),
+        marked_tenant=mark_of(marks, MARK_TENANT),
         marked_attempt=_attempt(marks.get(MARK_ATTEMPT)),
         body=event,
     )
@@ -97,7 +99,7 @@ def _attempt(mark: str | None) -> int | None:
 def _kind(event_type: str, session: Mapping[str, Any]) -> EventKind:
     match event_type:
         case "checkout.session.completed" | "checkout.session.async_payment_succeeded":
-            return EventKind.PAID if _text(session, "payment_status") in _PAID else EventKind.UNPAID
+            return EventKind.PAID if text_of(session, "payment_status") in _PAID else EventKind.UNPAID
         case "checkout.session.expired" | "checkout.session.async_payment_failed":
             # A failed delayed payment leaves a session that can't be paid any more, as expiry does.
             return EventKind.EXPIRED
@@ -110,7 +112,7 @@ def session_from(found: Mapping[str, Any]) -> Session:
 
     Raises ``MalformedBody`` when a field is missing or of a wrong type.
     """
-    status, payment_status = _text(found, "status"), _text(found, "payment_status")
+    status, payment_status = text_of(found, "status"), text_of(found, "payment_status")
     match status:
         case "open":
             state = SessionState.OPEN
@@ -124,9 +126,9 @@ def session_from(found: Mapping[str, Any]) -> Session:
     if amount_minor is None or currency is None:
         raise MalformedBody("The session has no amount.")
     return Session(
-        id=_text(found, "id"),
+        id=text_of(found, "id"),
         state=state,
-        url=_optional_text(found, "url"),
+        url=_optional_text(found, "url", _LONGEST_URL),
         expires_at_s=_optional_integer(found, "expires_at"),
         amount_minor=amount_minor,
         currency=currency,
@@ -146,8 +148,8 @@ def _payment_ref(session: Mapping[str, Any]) -> str:
     """The PaymentIntent's id, plain or expanded; a session that needed no payment stands for itself."""
     intent = session.get("payment_intent")
     if isinstance(intent, dict):
-        return _text(intent, "id")
-    return _optional_text(session, "payment_intent") or _text(session, "id")
+        return text_of(intent, "id")
+    return _optional_text(session, "payment_intent") or text_of(session, "id")
 
 
 def _metadata(session: Mapping[str, Any]) -> Mapping[str, str]:
@@ -159,15 +161,8 @@ def _metadata(session: Mapping[str, Any]) -> Mapping[str, str]:
     return metadata
 
 
-def _text(found: Mapping[str, Any], key: str) -> str:
-    value = found.get(key)
-    if not isinstance(value, str) or not value or "\0" in value:
-        raise MalformedBody(f"{key!r} is not a text.")
-    return value
-
-
-def _optional_text(found: Mapping[str, Any], key: str) -> str | None:
-    return None if found.get(key) is None else _text(found, key)
+def _optional_text(found: Mapping[str, Any], key: str, longest: int = LONGEST_NAME) -> str | None:
+    return None if found.get(key) is None else text_of(found, key, longest)
 
 
 def _optional_integer(found: Mapping[str, Any], key: str) -> int | None:

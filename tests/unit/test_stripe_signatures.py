@@ -228,7 +228,13 @@ def test_a_payment_is_named_by_its_intent_or_else_its_session(intent: object, re
     assert read(stripe_event(payment_intent=intent)).payment_ref == reference
 
 
-@pytest.mark.parametrize("metadata", [None, {}, {"other": "x"}])
+NO_IDS = ["", "\0", "ord-1\0", "ord 1", "ord-1\n", "o" * 129, "\N{SNOWMAN}"]
+"""Marks that somebody else wrote. Postgres would refuse the first of them, and no repeat would help."""
+
+
+@pytest.mark.parametrize(
+    "metadata", [None, {}, {"other": "x"}, *({"lastportion_order": m, "lastportion_tenant": m} for m in NO_IDS)]
+)
 def test_without_our_mark_there_is_none(metadata: object) -> None:
     event = read(stripe_event(metadata=metadata))
     assert (event.marked_order_id, event.marked_tenant) == (None, None)
@@ -265,6 +271,7 @@ def test_what_is_not_about_a_session_is_foreign(event_type: str) -> None:
         b'{"id":"evt_1","type":null}',
         b'{"id":"","type":"t"}',
         b'{"id":"evt_\\u0000","type":"t"}',
+        b'{"id":"evt_' + b"1" * 300 + b'","type":"t"}',
         b'{"id":"evt_1","type":"checkout.session.completed"}',
         b'{"id":"evt_1","type":"checkout.session.completed","data":[]}',
         b'{"id":"evt_1","type":"checkout.session.completed","data":{"object":"cs_1"}}',
@@ -294,6 +301,10 @@ def test_an_authentic_body_that_is_no_event_is_malformed(body: bytes) -> None:
         {"metadata": "text"},
         {"metadata": [1]},
         {"metadata": {"lastportion_order": 5}},
+        {"id": "cs_" + "x" * 300},
+        {"payment_intent": "pi_" + "x" * 300},
+        {"payment_intent": {"id": "pi_" + "x" * 300}},
+        {"currency": "g\0p"},
     ],
 )
 def test_a_session_with_a_wrong_type_is_malformed(wrong: dict[str, Any]) -> None:
@@ -326,7 +337,7 @@ def test_whatever_stands_in_a_session_it_is_read_or_malformed(fields: dict[str, 
 
 @pytest.mark.parametrize(
     "metadata",
-    [None, "", 0, {}, [], "not json", "[1]", '{"lastportion_order": 5}', {"lastportion_order": ""}],
+    [None, "", 0, {}, [], "not json", "[1]", '{"lastportion_order": 5}', *({"lastportion_order": m} for m in NO_IDS)],
 )
 def test_paystack_metadata_of_any_shape_is_a_help_and_no_need(metadata: object) -> None:
     body = paystack_event(metadata=metadata)
