@@ -26,7 +26,8 @@ local function objection(pool, position, quantity, rev, holdings, now_ms)
       return with_available('closed', position, pool)
     end
     if pool.opens and now_ms < pool.opens then
-      return with_available('not_open', position, pool) .. '|' .. pool.opens
+      -- Joined as a number, an instant of fifteen digits would be written in exponents.
+      return with_available('not_open', position, pool) .. '|' .. string.format('%.0f', pool.opens)
     end
     if pool.per_customer then
       if not holdings then

@@ -32,6 +32,13 @@ async def test_reserve_at_the_edges_of_a_window(frozen: Frozen, now_ms: int, out
     assert refusal.opens_at_ms == (OPENS if outcome is Outcome.NOT_OPEN else None)
 
 
+async def test_an_opening_in_the_furthest_year_is_told_to_the_millisecond(frozen: Frozen) -> None:
+    # Lua alone writes numbers of fifteen digits as 2.534023008e+14.
+    last_ms = 253_402_300_799_999
+    await frozen.define("soup", 2, opens_at_ms=last_ms)
+    assert (await frozen.refused("r1", ("soup", 1))).opens_at_ms == last_ms
+
+
 async def test_what_was_reserved_before_the_cutoff_settles_after_it(frozen: Frozen) -> None:
     await frozen.define("soup", 2, closes_at_ms=T0 + SECOND)
     await frozen.take("r1", ("soup", 1))
