@@ -21,6 +21,9 @@ WHOLE_TIME = "all"
 _STARTS = re.compile(r"(\d\d)-(\d\d)", re.ASCII)
 _YEARS = re.compile(r"(\d{4})-(\d\d)", re.ASCII)
 _YEAR = re.compile(r"\d{4}", re.ASCII)
+_OF_NO_PLACE = re.compile(r"(localtime|posixrules|Factory)$|(posix|right)/")
+"""Found among the zones on some machines only: what a machine is set to, a blank, and copies, of which those under
+``right`` count leap seconds."""
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _COMMON_YEAR = 2001
 """A year without 29 February: a period that starts on a day which most years lack can't be counted."""
@@ -39,6 +42,8 @@ class PeriodKind(StrEnum):
 def zone_named(name: str) -> ZoneInfo:
     """The IANA zone. Raises ``Invalid`` when there is none of that name."""
     try:
+        if _OF_NO_PLACE.match(name):
+            raise ValueError("a file beside the zones")
         return ZoneInfo(name)
     except (KeyError, OSError, ValueError) as error:
         # A folder of zones, a path and an over-long name each raise another of these.

@@ -83,7 +83,14 @@ def test_a_start_that_not_every_year_has_is_refused(starts: str) -> None:
         PeriodRule(PeriodKind.ACADEMIC_YEAR, "UTC", starts)
 
 
-@pytest.mark.parametrize("zone", ["", "Nowhere/Land", "../etc/passwd", "Europe", "a\0b", "x" * 300, "/etc/localtime"])
+OF_NO_PLACE = ["localtime", "posixrules", "Factory", "right/Europe/London", "posix/Europe/London"]
+"""Files that a machine may have among its zones: what it is set to, zones that count leap seconds, and a blank."""
+
+
+@pytest.mark.parametrize(
+    "zone",
+    ["", "Nowhere/Land", "../etc/passwd", "Europe", "a\0b", "x" * 300, "/etc/localtime", *OF_NO_PLACE],
+)
 def test_a_zone_that_does_not_exist_is_refused(zone: str) -> None:
     with pytest.raises(Invalid):
         PeriodRule(PeriodKind.MONTH, zone)
