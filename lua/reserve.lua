@@ -92,7 +92,7 @@ local at = FIRST_CLAIM
 for position = 1, #pools do
   local pool = pools[position]
   if pool and pool.per_customer and customer ~= '' then
-    holdings[position] = parse_holdings(values[position * 3 + 1], pool, now_ms)
+    holdings[position] = parse_holdings(values[position * 3 + 1], pool)
   end
   local reply = refused(pool, position, ARGV[at + 1] + 0, ARGV[at + 2], holdings[position], now_ms)
   if reply then

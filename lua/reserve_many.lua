@@ -83,7 +83,7 @@ local function holdings_at(field, pool, customer)
   end
   local holdings = holdings_of[fields[field]]
   if not holdings then
-    holdings = parse_holdings(values[field], pool, now_ms)
+    holdings = parse_holdings(values[field], pool)
     holdings_of[fields[field]] = holdings
   end
   return holdings

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 
 from engine.domain import Granted, Outcome
 from engine.keys import Keys
 from tests.admitted import TENANT
-from tests.frozen import MINUTE, SECOND, Frozen, request
+from tests.audit import audit, snapshot
+from tests.frozen import MINUTE, SECOND, Frozen, frozen_engine, request
+
+if TYPE_CHECKING:
+    from tests.conftest import RedisBackend
 
 
 async def limit_reached(frozen: Frozen, identifier: str, quantity: int, customer: str = "ada") -> bool:
@@ -167,3 +173,17 @@ async def test_what_is_due_counts_no_more_though_not_swept_yet(frozen: Frozen) -
     await frozen.pass_ms(1_200 * SECOND)
     await frozen.take("again", ("soup", 1), customer="c1200")
     assert (await frozen.refused("more", ("soup", 1), customer="c1200")).held_by == "again"
+
+
+async def test_what_one_call_left_unswept_is_still_held_when_the_clock_steps_back(redis_backend: RedisBackend) -> None:
+    """A grant with due buckets left over must not forget a holding whose units are still counted."""
+    async with frozen_engine(redis_backend.url, sweep_budget=1) as frozen:
+        await frozen.define("soup", 9, per_customer=2)
+        await frozen.take("first", ("soup", 1), ttl_ms=SECOND, customer="bob")
+        await frozen.take("a1", ("soup", 1), ttl_ms=2 * SECOND, customer="ada")
+        await frozen.pass_ms(2 * SECOND)
+        await frozen.take("a2", ("soup", 1), customer="ada")
+        await frozen.pass_ms(-SECOND)
+        assert (await frozen.engine.read(TENANT, "a1")).alive
+        assert (await frozen.refused("a3", ("soup", 1), customer="ada")).held_by == "a1"
+        audit(await snapshot(frozen.redis, frozen.keys, TENANT))
