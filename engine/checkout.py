@@ -237,8 +237,8 @@ class CheckoutService:
             # Too little life left for a session, and none was made before: then a new attempt begins.
             late = STRIPE_MINIMUM_SESSION_SECONDS + SESSION_HEADROOM_SECONDS
             is_too_late = not is_fresh and await self._is_past(frozen, late)
-            await self._close(frozen, "too_late" if is_too_late else "refused")
-            if not is_too_late:
+            is_closed = await self._close(frozen, "too_late" if is_too_late else "refused")
+            if is_closed and not is_too_late:
                 raise
         except ProviderTimeout:
             log.warning("attempt_unanswered", order=frozen.order_id, attempt=frozen.number)
@@ -278,11 +278,17 @@ class CheckoutService:
             await asyncio.sleep(PAUSE_FOR_TWIN_SECONDS)
         return False
 
-    async def _close(self, frozen: FrozenAttempt, reason: str) -> None:
-        """Give the units of an attempt that has no session back at once, and say so in the order."""
+    async def _close(self, frozen: FrozenAttempt, reason: str) -> bool:
+        """Note that an attempt has no session, and give its units back at once; False when it is not waiting any more.
+
+        In this order: a twin in another process may have got its session meanwhile, and a buyer may be paying for
+        these units.
+        """
+        if not await self._attempts.fail(frozen, reason):
+            return False
         await self._held.give_back(frozen.tenant, frozen.reservation_id)
-        await self._attempts.fail(frozen, reason)
         log.info("attempt_failed", order=frozen.order_id, attempt=frozen.number, reason=reason)
+        return True
 
     async def _start_anew(self, order: Order, before: FrozenAttempt) -> bool:
         """Commit the next attempt of an order whose last came to nothing, on units reserved anew, at the same price.
@@ -290,6 +296,8 @@ class CheckoutService:
         Answers whether it is this call's; another may have been quicker.
         """
         number, reservation = before.number + 1, None
+        # Given back already, unless a call died between noting its attempt's end and this.
+        await self._held.give_back(before.tenant, before.reservation_id)
         if before.reservation_id is not None:
             holder = Holder(order.tenant, order.customer, order.id, is_repeatable=True)
             offer = await self._held.offer(order.tenant, [line.product for line in order.lines], order.code)

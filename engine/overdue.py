@@ -73,8 +73,9 @@ class OverdueAttempts:
     async def _settle(self, attempt: Attempt) -> None:
         session = await self._session_of(attempt)
         if session is None:
-            await self._held.give_back(attempt.frozen.tenant, attempt.frozen.reservation_id)
-            await self._attempts.fail(attempt.frozen, "never_opened")
+            # First the attempt, as checkout does: one that has its session by now keeps its units.
+            if await self._attempts.fail(attempt.frozen, "never_opened"):
+                await self._held.give_back(attempt.frozen.tenant, attempt.frozen.reservation_id)
             return
         if attempt.status is AttemptStatus.FROZEN and await self._attempts.attach(attempt.frozen, session) is None:
             return

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -105,6 +105,39 @@ async def test_twins_at_one_moment_in_two_processes_get_one_order(
     assert {answer.attempt.session_id for answer in answers if answer.attempt} == {"cs_1"}
     assert sum(answer.created for answer in answers) == 1
     assert (await shop.pool()).reserved == 1
+
+
+async def test_a_refused_twin_leaves_the_units_of_a_session_that_is_on_offer(
+    shop: Shop, redis_backend: RedisBackend, database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One process is refused the attempt that another is opening: what that one answers with must stay held."""
+    refused, opening, may_open = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    async def wait(_: object) -> None:
+        opening.set()
+        await may_open.wait()
+
+    async with open_shop(redis_backend.url, database_url) as other:
+        shop.provider.opened = wait
+        first = asyncio.create_task(shop.buy("k1"))
+        await opening.wait()
+        fail = other.attempts.fail
+
+        async def fail_late(*arguments: Any) -> bool:
+            may_open.set()
+            await asyncio.wait({first})
+            refused.set()
+            return await fail(*arguments)
+
+        monkeypatch.setattr(other.attempts, "fail", fail_late)
+        other.provider.before["open"] = [ProviderError()]
+        again = await other.buy("k1")
+    answer = await first
+    assert refused.is_set()
+    assert answer.attempt is not None
+    assert answer.attempt.session_id == "cs_1"
+    assert (again.attempt, again.order.id, again.created) == (answer.attempt, answer.order.id, False)
+    assert (await shop.engine.read(TENANT, answer.order.reservation_id or "")).alive
 
 
 async def test_codes_are_trimmed_and_case_does_not_matter(shop: Shop) -> None:
