@@ -95,8 +95,10 @@ where o.id = n.order_id and o.status = any(n.only_from)
 
 _ADD_PAYMENTS = text("""
 insert into payments (tenant, order_id, provider, ref, amount_minor, currency, status, settlement_id)
-select * from json_to_recordset(cast(:rows as json)) as n(tenant text, order_id text, provider text, ref text,
+select n.tenant, o.id, n.provider, n.ref, n.amount_minor, n.currency, n.status, n.settlement_id
+from json_to_recordset(cast(:rows as json)) as n(tenant text, order_id text, provider text, ref text,
     amount_minor bigint, currency text, status text, settlement_id text)
+left join orders as o on o.id = n.order_id
 on conflict (provider, ref) do nothing
 """)
 
@@ -109,8 +111,9 @@ where a.provider = n.provider and a.session_id = n.session_id
 
 _ADD_HISTORY = text("""
 insert into order_history (order_id, event, details, settlement_id)
-select * from json_to_recordset(cast(:rows as json))
-    as n(order_id text, event text, details jsonb, settlement_id text)
+select n.order_id, n.event, n.details, n.settlement_id
+from json_to_recordset(cast(:rows as json)) as n(order_id text, event text, details jsonb, settlement_id text)
+join orders as o on o.id = n.order_id
 on conflict (order_id, event, settlement_id) do nothing
 """)
 
@@ -178,6 +181,8 @@ def _outcome_of(status: OrderStatus, kind: SettlementKind, payment_ref: str | No
 
 
 async def _affect_orders(connection: AsyncConnection, marked: Sequence[Row[Any]]) -> None:
+    # A checkout that died before it could commit leaves a reservation that names an order which was never placed.
+    # Whoever completes it by its id has sold it none the less, so a missing order stands in the way of nothing.
     orders: dict[str, dict[str, Any]] = {}
     attempts: dict[tuple[str, str], AttemptStatus] = {}
     payments, history, owed = [], [], []

@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING
 import pytest
 from sqlalchemy import text
 
+from engine.code_reservations import Holder
 from engine.domain import OrderStatus, Outcome, PaymentStatus, Provider, ReservationStatus
 from engine.errors import IllegalTransition, NotReady, ProviderError, StorageUnavailable, Unknown
 from engine.orders import OrderFilter
 from engine.payments.port import EventKind
-from tests.shop import TENANT, Shop, event, open_shop
+from tests.shop import CODE, PRODUCT, TENANT, Shop, event, open_shop
 
 if TYPE_CHECKING:
     from api.servers import PostgresServer, RedisServer
@@ -272,6 +273,16 @@ async def test_an_api_caller_completes_and_cancels_with_a_stored_settlement(shop
     assert (await shop.order(answer.order.id)).status is OrderStatus.CANCELLED
     with pytest.raises(Unknown):
         await shop.settlement.complete(TENANT, "nobody", "")
+
+
+async def test_what_a_dead_checkout_left_is_sold_though_its_order_was_never_placed(shop: Shop) -> None:
+    offer = await shop.held.offer(TENANT, [PRODUCT], CODE)
+    held, _ = await shop.held.reserve(Holder(TENANT, "ada", "never-placed", is_repeatable=True), 1, offer)
+    assert (await shop.settlement.complete(TENANT, held.id, "cash-1")).outcome is Outcome.COMPLETED
+    await shop.persist()
+    assert await shop.rows("select status from reservations") == [("completed",)]
+    assert await shop.rows("select state, outcome from settlements") == [("applied", "completed")]
+    assert await shop.rows("select reason from set_aside_entries") == []
 
 
 async def test_what_can_not_be_cancelled_stores_nothing(shop: Shop) -> None:
