@@ -10,7 +10,7 @@ from api.answers import json_answer
 from api.body import read_body
 from api.dependencies import authorised, idempotency_key_of, services_of
 from api.openapi import takes
-from api.schemas.base import LONGEST_TEXT
+from api.schemas.base import Customer
 from api.schemas.orders import CheckoutBody, checkout_content, order_content
 from api.shell import note
 from engine.domain import IDENTIFIER_PATTERN, OrderStatus, Scope
@@ -49,7 +49,7 @@ async def get_order(request: Request, order: OrderPath) -> Response:
 async def list_orders(
     request: Request,
     status: OrderStatus | None = None,
-    customer: Annotated[str | None, Query(min_length=1, max_length=LONGEST_TEXT)] = None,
+    customer: Annotated[Customer | None, Query()] = None,
     after: Annotated[str | None, Query(pattern=IDENTIFIER_PATTERN)] = None,
     limit: Annotated[int, Query(ge=1, le=MOST_IN_A_LIST)] = 50,
 ) -> Response:

@@ -104,7 +104,7 @@ class StripeApi:
 
         async def retrieve(repository: SandboxRepository, params: dict[str, Any]) -> dict[str, Any]:
             _only(params, "expand")
-            session = await repository.session_of_intent(intent_id)
+            session = await repository.session_of_intent(intent_id) if "\0" not in intent_id else None
             if session is None:
                 raise no_such("payment_intent", intent_id[:100], "intent")
             return payment_intent_object(session)
@@ -242,8 +242,8 @@ async def _form_of(request: Request) -> str:
 
 
 def _api_path(request: Request) -> str:
-    """The path as Stripe knows it, from ``/v1`` on."""
-    path = request.url.path
+    """The path as Stripe knows it, from ``/v1`` on; without NUL, which Postgres could not note."""
+    path = request.url.path.replace("\0", "")
     return path[path.index("/v1/") :]
 
 

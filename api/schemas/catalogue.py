@@ -69,12 +69,12 @@ class CodeBody(Body):
 
     def definition(self, tenant: str, code: str) -> CodeDefinition:
         """The definition without a ``rev``. Raises ``Invalid`` for what only the domain knows to be wrong."""
-        discount = self.discount
+        discount, zone = self.discount, self.period.timezone
         return CodeDefinition(
             tenant=tenant,
             code=code,
             cap=self.cap,
-            period=PeriodRule(self.period.kind, self.period.timezone or "UTC", self.period.starts),
+            period=PeriodRule(self.period.kind, "UTC" if zone is None else zone, self.period.starts),
             discount=Discount(
                 percent_off=None if discount.percent_off is None else Decimal(str(discount.percent_off)),
                 amount_off_minor=discount.amount_off_minor,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field, StringConstraints
@@ -39,6 +39,12 @@ def _web_address(text: str) -> str:
     return text
 
 
+def _not_yet(use_rewards: bool) -> bool:
+    if use_rewards:
+        raise ValueError("must be false: rewards can't be spent yet")
+    return use_rewards
+
+
 Email = Annotated[str, StringConstraints(min_length=3, max_length=LONGEST_EMAIL), AfterValidator(_email)]
 WebAddress = Annotated[str, StringConstraints(max_length=LONGEST_URL), AfterValidator(_web_address)]
 
@@ -57,7 +63,7 @@ class CheckoutBody(Body):
     email: Email
     lines: Annotated[list[LineBody], Field(min_length=1, max_length=MOST_LINES)]
     code: Printable | None = None
-    use_rewards: Literal[False] = False
+    use_rewards: Annotated[bool, AfterValidator(_not_yet)] = False
     provider: Provider = Provider.STRIPE
     success_url: WebAddress
     cancel_url: WebAddress

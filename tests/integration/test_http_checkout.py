@@ -256,6 +256,7 @@ async def test_the_test_clock_carries_everything_over_the_turn_of_a_period(site:
         ({"provider": "paystack"}, 422, "invalid"),
         ({"provider": "cash"}, 422, "invalid"),
         ({"use_rewards": True}, 422, "invalid"),
+        ({"use_rewards": 0}, 422, "invalid"),
         ({"unknown": 1}, 422, "invalid"),
     ],
 )
@@ -276,6 +277,8 @@ async def test_bad_checkouts_get_the_contracts_error_and_hold_nothing(
         ("/v1/codes/BAD", CODE_BODY | {"period": {"kind": "academic_year", "timezone": "Nowhere"}}),
         ("/v1/codes/BAD", CODE_BODY | {"period": {"kind": "academic_year", "timezone": "UTC", "starts": "02-30"}}),
         ("/v1/codes/BAD", CODE_BODY | {"period": {"kind": "week", "timezone": "UTC"}}),
+        ("/v1/codes/BAD", CODE_BODY | {"period": {"kind": "month", "timezone": ""}}),
+        ("/v1/codes/BAD", CODE_BODY | {"period": {"kind": "none", "timezone": ""}}),
         ("/v1/codes/BAD", CODE_BODY | {"discount": {}}),
         ("/v1/codes/BAD", CODE_BODY | {"discount": {"percent_off": 0}}),
         ("/v1/codes/BAD", CODE_BODY | {"discount": {"percent_off": 100.5}}),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from uuid import uuid4
 
+import httpx
 import pytest
 import stripe
 
@@ -96,6 +97,15 @@ async def test_what_is_not_there_is_refused(shared_stand_in: StandIn) -> None:
     async with library(shared_stand_in) as client:
         with pytest.raises(stripe.InvalidRequestError, match="Unrecognized request URL"):
             await client.v1.customers.create_async({"email": "a@b.example"})
+
+
+@pytest.mark.parametrize("path", ["checkout/sessions/a%00b", "payment_intents/a%00b", "a%00b"])
+async def test_an_address_with_nul_is_not_there(shared_stand_in: StandIn, path: str) -> None:
+    async with httpx.AsyncClient(base_url=shared_stand_in.url, headers={"authorization": f"Bearer {KEY}"}) as client:
+        answer = await client.get(f"/sandbox/stripe/v1/{path}")
+        assert (answer.status_code, answer.json()["error"]["type"]) == (404, "invalid_request_error")
+        (call,) = (await client.get("/sandbox/calls?limit=1")).json()["calls"]
+    assert (call["path"], call["status"]) == (f"/v1/{path.replace('%00', '')}", 404)
 
 
 async def test_without_a_key_nothing_is_sent(shared_stand_in: StandIn) -> None:
