@@ -32,8 +32,9 @@ $(INSTALLED): pyproject.toml constraints.txt
 run: $(INSTALLED)
 	@exec $(BIN)/python -I -S api/servers/leash.py --parent $$PPID --signal 15 -- $(BIN)/lastportion dev
 
+# Each process has servers of its own.
 test: $(INSTALLED)
-	$(BIN)/python -m pytest -m 'not long'
+	$(BIN)/python -m pytest -m 'not long' --numprocesses logical --maxprocesses 8
 
 test-long: $(INSTALLED)
 	$(BIN)/python -m pytest -m long
