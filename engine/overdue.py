@@ -25,6 +25,7 @@ log = structlog.get_logger(__name__)
 GRACE_SECONDS: Final = 60
 """How long after a session's end its event may take before the provider is asked."""
 MOST_ASKED_IN_ONE_RUN: Final = 50
+_BEGIN: Final = ("", 0)
 
 
 async def no_offset() -> int:
@@ -54,15 +55,20 @@ class OverdueAttempts:
         self._payments = payments
         self._settlements = settlements
         self._clock_offset_ms = clock_offset_ms
+        self._after = _BEGIN
 
     async def close(self) -> int:
         """Settle what the provider knows of overdue attempts; answers how many were asked about.
 
-        Raises ``Unavailable``. A provider that does not answer is asked again in the next run.
+        A run goes on behind the last, so that attempts that stay as they are, such as those of a delayed method whose
+        money takes days, keep no other from being asked about. Raises ``Unavailable``. A provider that does not
+        answer is asked again when all others were.
         """
         now_ms = await self._reservations.now_ms() + await self._clock_offset_ms()
         before_s = now_ms // 1000 - GRACE_SECONDS
-        overdue = await self._attempts.load_overdue(before_s, MOST_ASKED_IN_ONE_RUN)
+        overdue = await self._attempts.load_overdue(before_s, self._after, MOST_ASKED_IN_ONE_RUN)
+        last = overdue[-1].frozen if len(overdue) == MOST_ASKED_IN_ONE_RUN else None
+        self._after = _BEGIN if last is None else (last.order_id, last.number)
         for attempt in overdue:
             try:
                 await self._settle(attempt)

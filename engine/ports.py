@@ -45,8 +45,11 @@ class AttemptStore(Protocol):
         """Note that an attempt has no session, and cancel its order; False when it is no longer waiting."""
         ...
 
-    async def load_overdue(self, before_s: int, limit: int) -> list[Attempt]:
-        """Attempts that are frozen or open although their session should have ended before this second."""
+    async def load_overdue(self, before_s: int, after: tuple[str, int], limit: int) -> list[Attempt]:
+        """Attempts that are frozen or open although their session should have ended before this second.
+
+        In the order of order id and number, from behind ``after`` on.
+        """
         ...
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-from sqlalchemy import Row, and_, func, insert, or_, select, text, update
+from sqlalchemy import Row, and_, func, insert, or_, select, text, tuple_, update
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from engine.domain import AttemptStatus, OrderEvent, OrderStatus, Provider, Reservation
@@ -111,7 +111,7 @@ class PostgresAttempts:
             await add_history(connection, attempt.order_id, OrderEvent.ATTEMPT_FAILED, details)
         return True
 
-    async def load_overdue(self, before_s: int, limit: int) -> list[Attempt]:
+    async def load_overdue(self, before_s: int, after: tuple[str, int], limit: int) -> list[Attempt]:
         """Attempts that wait although their session should have ended; those without an end, after a day."""
         lapsed = or_(
             AttemptRow.session_expires_at_s < before_s,
@@ -119,8 +119,13 @@ class PostgresAttempts:
         )
         statement = (
             select(*AttemptRow.__table__.c)
-            .where(AttemptRow.provider == self._provider, AttemptRow.status.in_(_WAITING), lapsed)
-            .order_by(AttemptRow.created_at)
+            .where(
+                AttemptRow.provider == self._provider,
+                AttemptRow.status.in_(_WAITING),
+                lapsed,
+                tuple_(AttemptRow.order_id, AttemptRow.number) > after,
+            )
+            .order_by(AttemptRow.order_id, AttemptRow.number)
             .limit(limit)
         )
         async with transaction(self._engine) as connection:
