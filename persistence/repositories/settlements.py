@@ -128,12 +128,14 @@ class PostgresSettlements:
             return [stored_settlement(row) for row in await connection.execute(statement)]
 
     async def note_tried(self, settlement_ids: Sequence[str]) -> None:
-        """Count a try of each."""
+        """Count a try of each that nobody is settling at this moment."""
         if not settlement_ids:
             return
+        # To wait for many that the persister takes in another order would be a dead-lock with it.
+        free = select(Settlement.id).where(Settlement.id.in_(settlement_ids)).with_for_update(skip_locked=True)
         async with transaction(self._engine) as connection:
             await connection.execute(
-                update(Settlement).where(Settlement.id.in_(settlement_ids)).values(tries=Settlement.tries + 1)
+                update(Settlement).where(Settlement.id.in_(free)).values(tries=Settlement.tries + 1)
             )
 
     async def note_failure(self, settlement_id: str, error: str) -> None:

@@ -308,6 +308,19 @@ async def test_stored_and_never_applied_is_applied_by_the_job(shop: Shop) -> Non
     assert (await shop.order(answer.order.id)).status is OrderStatus.PAID
 
 
+async def test_the_job_waits_for_nothing_that_the_persister_is_marking(shop: Shop) -> None:
+    """Both take many rows, each in an order of its own: to wait here would be a dead-lock."""
+    for number in (1, 2):
+        await shop.buy(f"k{number}")
+        await shop.settlements.store_event(Provider.STRIPE, event(EventKind.PAID, f"cs_{number}"), "")
+    ids = [str(row[0]) for row in await shop.rows("select id from settlements order by id")]
+    async with shop.database.begin() as persister:
+        await persister.execute(text("update settlements set last_error = null where id = :id"), {"id": ids[0]})
+        await shop.settlements.note_tried(ids)
+        await persister.execute(text("update settlements set last_error = null where id = :id"), {"id": ids[1]})
+    assert await shop.rows("select tries from settlements order by id") == [(0,), (1,)]
+
+
 async def test_lists_show_each_order_as_it_reads_now(shop: Shop) -> None:
     orders = [(await shop.buy(f"k{n}", customer=f"c{n % 2}")).order.id for n in range(5)]
     await shop.settlement.receive(Provider.STRIPE, event(EventKind.PAID, "cs_1"))
