@@ -28,7 +28,8 @@ from persistence.tables import Payment as PaymentRow
 _LIST = text("""
 select id from (
     select o.id, o.tenant, o.customer, o.created_at, case
-        when o.status = 'pending' and (o.expires_at_ms <= :now or r.status = 'released') then 'cancelled'
+        when o.status = 'pending'
+            and (greatest(o.expires_at_ms, r.expires_at_ms) <= :now or r.status = 'released') then 'cancelled'
         else o.status end as status
     from orders o left join reservations r on r.tenant = o.tenant and r.id = o.reservation_id
     where o.tenant = :tenant
@@ -42,7 +43,7 @@ limit :limit
 """)
 
 _ORDERS = text("""
-select o.*, r.status as reservation_status
+select o.*, r.status as reservation_status, greatest(o.expires_at_ms, r.expires_at_ms) as held_until_ms
 from orders o left join reservations r on r.tenant = o.tenant and r.id = o.reservation_id
 where o.tenant = :tenant and o.id in :orders
 """).bindparams(bindparam("orders", expanding=True))
@@ -232,7 +233,8 @@ def _order(row: Row[Any], lines: tuple[OrderLine, ...]) -> Order:
         code=row.code,
         period=row.period,
         idempotency_key=row.idempotency_key,
-        expires_at_ms=row.expires_at_ms,
+        # An extension reaches the reservation alone.
+        expires_at_ms=row.held_until_ms,
         status=status,
         late=row.late,
         refunded_minor=row.refunded_minor,

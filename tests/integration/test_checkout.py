@@ -20,7 +20,7 @@ from engine.errors import (
     StorageUnavailable,
     Unknown,
 )
-from engine.orders import Placement
+from engine.orders import OrderFilter, Placement
 from engine.payments.port import EventKind
 from tests.shop import CODE, TENANT, Shop, event, open_shop, request
 
@@ -245,6 +245,18 @@ async def test_an_order_whose_reservation_ends_unpaid_reads_cancelled(shop: Shop
     await shop.advance(2401)
     assert (await shop.order(answer.order.id)).status is OrderStatus.CANCELLED
     assert (await shop.pool()).available == 30
+
+
+async def test_an_order_whose_reservation_was_extended_is_pending_as_long_as_that_lives(shop: Shop) -> None:
+    answer = await shop.buy("k1")
+    await shop.engine.extend(TENANT, answer.order.reservation_id or "", 3 * 3600 * 1000)
+    await shop.persist()
+    await shop.advance(2 * 3600)
+    assert (await shop.order(answer.order.id)).status is OrderStatus.PENDING
+    assert len(await shop.reader.orders(TENANT, OrderFilter(status=OrderStatus.PENDING))) == 1
+    await shop.advance(3601)
+    assert (await shop.order(answer.order.id)).status is OrderStatus.CANCELLED
+    assert await shop.reader.orders(TENANT, OrderFilter(status=OrderStatus.PENDING)) == []
 
 
 async def test_nothing_is_kept_when_postgres_fails_at_the_commit(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
