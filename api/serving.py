@@ -7,13 +7,26 @@ import contextlib
 from collections.abc import Iterator
 
 import uvicorn
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from api.app import create_app
+from api.errors import error_answer
+from engine.errors import MalformedBody
 from engine.settings import Settings
 
 GRACEFUL_SECONDS = 10
 """How long running requests may take to end; without a bound an open stream would keep the process alive."""
 BACKLOG = 2048
+
+
+class Protocol(HttpToolsProtocol):
+    """Uvicorn's HTTP whose refusal of what is no HTTP has the contract's shape, like every other."""
+
+    def send_400_response(self, msg: str) -> None:  # noqa: ARG002  (uvicorn's signature)
+        answer = error_answer(MalformedBody("The request is not HTTP/1.1 that can be read."))
+        head = b"".join(b"%b: %b\r\n" % header for header in answer.raw_headers)
+        self.transport.write(b"HTTP/1.1 400 Bad Request\r\n%bconnection: close\r\n\r\n%b" % (head, bytes(answer.body)))
+        self.transport.close()
 
 
 class Server(uvicorn.Server):
@@ -31,7 +44,7 @@ async def run_api(settings: Settings, stop: asyncio.Event) -> None:
             create_app(settings),
             host=settings.host,
             port=settings.port,
-            http="httptools",
+            http=Protocol,
             ws="none",
             lifespan="on",
             log_config=None,

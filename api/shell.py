@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from typing import Any, Final
+from urllib.parse import quote
 
 import structlog
 from fastapi import Request
@@ -50,9 +51,9 @@ class Shell:
         try:
             await self._answer(scope, receive, watched)
         except ClientDisconnect:
-            _log.info("client_gone", method=scope["method"], path=scope["path"], **scope[_NOTES])
+            _log.info("client_gone", method=scope["method"], path=_printable(scope["path"]), **scope[_NOTES])
         except Exception:
-            _log.exception("request_broke", method=scope["method"], path=scope["path"], **scope[_NOTES])
+            _log.exception("request_broke", method=scope["method"], path=_printable(scope["path"]), **scope[_NOTES])
             if status:
                 raise
             await internal_error_answer()(scope, receive, watched)
@@ -78,6 +79,11 @@ class Shell:
         await self._app(scope, bounded, send)
 
 
+def _printable(path: str) -> str:
+    """The address as it is, or percent-encoded where it would steer a terminal or begin a line of its own."""
+    return path if path.isprintable() else quote(path)
+
+
 def _account(scope: Scope, status: int, seconds: float) -> None:
     route: Any = scope.get("route")
     template = getattr(route, "path", None) or "unmatched"
@@ -86,7 +92,7 @@ def _account(scope: Scope, status: int, seconds: float) -> None:
         _log.info(
             "request",
             method=scope["method"],
-            path=scope["path"],
+            path=_printable(scope["path"]),
             status=status,
             ms=round(seconds * 1000, 2),
             **scope[_NOTES],

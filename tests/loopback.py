@@ -10,6 +10,8 @@ from contextlib import asynccontextmanager
 import uvicorn
 from starlette.types import ASGIApp
 
+from api.serving import Protocol
+
 
 def listening_socket() -> socket.socket:
     """A listening socket on a free port: whoever connects before the server runs is queued."""
@@ -22,7 +24,8 @@ def listening_socket() -> socket.socket:
 @asynccontextmanager
 async def served(app: ASGIApp, listener: socket.socket) -> AsyncIterator[str]:
     """Serve an app without lifespan; yields its address."""
-    server = uvicorn.Server(uvicorn.Config(app, lifespan="off", log_config=None, timeout_graceful_shutdown=1))
+    config = uvicorn.Config(app, http=Protocol, lifespan="off", log_config=None, timeout_graceful_shutdown=1)
+    server = uvicorn.Server(config)
     task = asyncio.create_task(server.serve(sockets=[listener]))
     try:
         yield f"http://127.0.0.1:{listener.getsockname()[1]}"

@@ -208,6 +208,14 @@ async def test_what_nobody_expected_is_logged_and_tells_nothing(shop: Api, monke
     assert (broken_line["path"], broken_line["tenant"]) == ("/v1/pools/seat", "demo")
 
 
+async def test_an_address_is_logged_in_one_line_without_control_characters(shop: Api) -> None:
+    with capture_logs() as logs:
+        await shop.client.get("/v1/pools/a%00b%1b%5b2J%0afake%E2%80%AEx")
+        await shop.client.get("/v1/pools/caf%C3%A9")
+    told = [line["path"] for line in logs if line["event"] == "request"]
+    assert told == ["/v1/pools/a%00b%1B%5B2J%0Afake%E2%80%AEx", "/v1/pools/café"]
+
+
 async def test_the_document_describes_bodies_and_keys(shop: Api) -> None:
     document = (await shop.client.get("/openapi.json", headers=DEV)).json()
     body = document["paths"]["/v1/reservations"]["post"]["requestBody"]["content"]["application/json"]["schema"]
@@ -216,7 +224,39 @@ async def test_the_document_describes_bodies_and_keys(shop: Api) -> None:
     assert (claim["type"], claim["minimum"], claim["maximum"]) == ("integer", 1, 1_000_000)
     assert document["components"]["schemas"]["PoolBody"]["properties"]["opens_at"]["anyOf"][0]["format"] == "date-time"
     assert document["paths"]["/healthz"]["get"]["security"] == []
+    for path, operations in document["paths"].items():
+        for operation in operations.values():
+            assert set(operation["responses"]) == {"200", "default"}, path
+            refused = operation["responses"]["default"]["content"]["application/json"]["schema"]
+            assert refused == {"$ref": "#/components/schemas/Error"}
+    assert set(document["components"]["schemas"]).isdisjoint({"HTTPValidationError", "ValidationError"})
     assert (await shop.client.get("/docs")).status_code == 200
+
+
+NO_HTTP: dict[str, bytes] = {
+    "no such verb": b"FOO /v1/pools/seat HTTP/1.1\r\nHost: a\r\n\r\n",
+    "noise": bytes(range(256)),
+    "another protocol": b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+    "a length below nothing": b"POST /v1/reservations HTTP/1.1\r\nContent-Length: -1\r\n\r\n{}",
+    "a length past counting": b"POST /v1/reservations HTTP/1.1\r\nContent-Length: %b\r\n\r\n{}" % (b"9" * 5000),
+    "two lengths": b"POST /v1/reservations HTTP/1.1\r\nContent-Length: 2\r\nContent-Length: 3\r\n\r\n{}",
+    "NUL in a header": b"GET /v1/pools/seat HTTP/1.1\r\nIdempotency-Key: a\0b\r\n\r\n",
+    "a folded header": b"GET /v1/pools/seat HTTP/1.1\r\nIdempotency-Key: a\r\n Evil: b\r\n\r\n",
+    "an address of raw UTF-8": "GET /v1/pools/é HTTP/1.1\r\n\r\n".encode(),
+}
+
+
+async def test_what_is_no_http_gets_the_shape_of_errors_too(shop: Api) -> None:
+    async with served(shop.app, listening_socket()) as address:
+        for name, said in NO_HTTP.items():
+            reader, writer = await asyncio.open_connection(*address.removeprefix("http://").split(":"))
+            writer.write(said)
+            async with asyncio.timeout(10):
+                head, body = (await reader.read()).split(b"\r\n\r\n")
+            writer.close()
+            assert head.startswith(b"HTTP/1.1 400 "), name
+            assert b"content-type: application/json" in head, name
+            assert json.loads(body)["error"]["code"] == "malformed_body", name
 
 
 async def test_over_a_socket_large_bodies_and_clients_that_leave_do_no_harm(shop: Api) -> None:
