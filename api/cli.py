@@ -118,11 +118,11 @@ def keys_create(
 def keys_list() -> None:
     """Show every key, without its secret."""
     from rich.console import Console
-    from rich.table import Table
+    from rich.table import Column, Table
 
-    from api.key_commands import list_keys
+    from api.key_commands import ID_LENGTH, list_keys
 
-    table = Table("id", "tenant", "name", "scopes", "created", "revoked")
+    table = Table(Column("id", no_wrap=True, min_width=ID_LENGTH), "tenant", "name", "scopes", "created", "revoked")
     for key in asyncio.run(list_keys(_settings())):
         times = (str(moment or "") for moment in (key.created_at, key.revoked_at))
         table.add_row(key.id, key.tenant or "(all)", key.name, " ".join(sorted(key.scopes)), *times)

@@ -16,6 +16,8 @@ from persistence.repositories.keys import ApiKey, KeyRepository, hash_of
 
 _SECRET_BYTES = 32
 _ID_BYTES = 8
+ID_LENGTH = 2 * _ID_BYTES
+"""Characters of a key's id."""
 
 
 @dataclass(frozen=True, slots=True)

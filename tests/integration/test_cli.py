@@ -77,6 +77,9 @@ def test_a_key_is_made_shown_once_listed_and_revoked(database_url: str) -> None:
     listed = keys("list").stdout
     assert identifier in listed
     assert "checkout read" in listed
+    # Also where the output is narrow: the id is what `keys revoke` takes.
+    narrow = lastportion("keys", "list", LASTPORTION_DATABASE_URL=database_url, COLUMNS="60").stdout
+    assert identifier in narrow
     assert secret not in listed
     with psycopg.connect(database_url.replace("+psycopg", "")) as connection:
         stored = str(connection.execute("SELECT * FROM api_keys").fetchall())
