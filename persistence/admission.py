@@ -22,6 +22,7 @@ from engine.keys import BUILD_FIELD, Keys, partition_of
 from engine.scripts import load
 from engine.settings import Settings
 from persistence import metrics
+from persistence.catching_up import apply_waiting
 from persistence.database import transaction
 from persistence.identity import Identity, UnsafeRedis, check_safety, read_identity
 from persistence.locks import own_connection, take_lock
@@ -168,6 +169,8 @@ class Admission:
         elif history.current is not None:
             admitted = Admitted(history.current.epoch, history.current.build)
         await load(self._redis, admitted, sandbox=self._settings.sandbox)
+        if reason is not None:
+            await apply_waiting(self._settings, self._database, self._redis, admitted)
         self._identity = identity
         self._tails = (await survey(self._redis, self._settings, admitted.build)).tails
         self._state.admit(admitted)

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from api.servers import RedisServer
-from engine.domain import Outcome
+from engine.domain import Outcome, SettlementKind
 from engine.errors import NotReady, Refused
 from engine.settlement import SettlementService
 from persistence.repositories.settlements import PostgresSettlements
-from tests.deployment import TENANT, Deployment, deployed
+from tests.deployment import TENANT, TTL_MS, Deployment, deployed
 
 
 def _settlement(process: Deployment) -> SettlementService:
@@ -52,6 +52,32 @@ async def test_what_only_a_settlement_knows_is_not_sold_again(
         await process.drain()
         (row,) = await process.rows("select state, outcome from settlements")
         assert (row.state, row.outcome) == ("applied", "completed")
+
+
+@pytest.mark.parametrize("comes_back", ["empty", "whole"])
+async def test_what_was_settled_meanwhile_comes_before_the_next_buyer(
+    own_redis_server: RedisServer, database_url: str, comes_back: str
+) -> None:
+    """Paid while Redis was away for longer than the reservation had left to live."""
+    async with deployed(own_redis_server.url, database_url, sandbox=True) as process:
+        await process.redis.config_set("appendfsync", "always")
+        await process.define("seats", 1)
+        sold = (await process.reserve("sold", ("seats", 1))).reservation
+        await process.drain()
+        settlements = PostgresSettlements(process.database, process.settings.prefix)
+        await settlements.store_order(SettlementKind.COMPLETE, sold, "pay-1", restock=False, record="")
+        await process.change("update settlements set received_at = now() - interval '1 hour'")
+        await process.change("insert into sandbox_clock (id, offset_ms) values (1, :offset)", offset=2 * TTL_MS)
+        await process.engine.move_clock(TENANT, 2 * TTL_MS)
+        if comes_back == "empty":
+            await _lose(own_redis_server, None)
+        else:
+            own_redis_server.restart()
+        await process.admission.ensure()
+        assert await process.counts() == (1, 0)
+        with pytest.raises(Refused):
+            await process.reserve("second", ("seats", 1))
+        assert ((await process.engine.read(TENANT, "sold")).late, await process.drain()) == (True, 1)
 
 
 async def test_what_was_read_before_a_loss_is_not_settled_after_it(
