@@ -132,8 +132,8 @@ class CodeReservations:
         try:
             granted = await self._reservations.reserve(wanted)
         except IdConflict:
-            # Granted on other terms, to a call that ended before it could commit an order.
-            await self.give_back(wanted.tenant, wanted.id)
+            # Granted on other terms, to a call that has committed no order. It may be about to, in another process, so
+            # its units are its own to give back; those of a call that died come back when the reservation ends.
             return None
         if granted.created or self._has_life(granted.reservation):
             return granted.reservation

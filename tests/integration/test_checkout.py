@@ -140,6 +140,31 @@ async def test_a_refused_twin_leaves_the_units_of_a_session_that_is_on_offer(
     assert (await shop.engine.read(TENANT, answer.order.reservation_id or "")).alive
 
 
+async def test_another_checkout_under_the_key_leaves_alone_what_the_first_is_committing(
+    shop: Shop, redis_backend: RedisBackend, database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two processes, one key, two customers: whoever commits first has the order, and its units stay held."""
+    async with open_shop(redis_backend.url, database_url) as other:
+        placements: list[Placement] = []
+        place = shop.orders.place
+
+        async def place_second(_: Placement) -> bool:
+            assert await place(placements[0])
+            return False
+
+        async def place_first(placement: Placement) -> bool:
+            placements.append(placement)
+            with pytest.raises(IdConflict):
+                await other.buy("k1", customer="bob")
+            return True
+
+        monkeypatch.setattr(shop.orders, "place", place_first)
+        monkeypatch.setattr(other.orders, "place", place_second)
+        answer = await shop.buy("k1", customer="ada")
+    assert (await shop.engine.read(TENANT, answer.order.reservation_id or "")).alive
+    assert ((await shop.pool()).reserved, len(shop.provider.payable)) == (1, 1)
+
+
 async def test_codes_are_trimmed_and_case_does_not_matter(shop: Shop) -> None:
     answer = await shop.buy("k1", code="  school10 ")
     assert answer.order.code == CODE
