@@ -149,7 +149,10 @@ class CheckoutService:
         try:
             is_new = await self._orders.place(placement)
         except Exception:
-            await self._held.give_back(order.tenant, order.reservation_id)
+            # Under a key a repeat, which may be under way in another process, has taken these units up by now, or
+            # will; and a commit whose answer was lost may have taken place.
+            if request.idempotency_key is None:
+                await self._held.give_back(order.tenant, order.reservation_id)
             raise
         if not is_new:
             placed = await self._found(order.tenant, order_id)
@@ -309,11 +312,8 @@ class CheckoutService:
             reservation_id=None if reservation is None else reservation.id,
             expires_at_s=self._held.session_end_s(reservation),
         )
-        try:
-            is_ours = await self._attempts.start(frozen, reservation)
-        except Exception:
-            await self._held.give_back(frozen.tenant, frozen.reservation_id)
-            raise
+        # Should this fail, the units are a repeat's to take up, as those of an order are.
+        is_ours = await self._attempts.start(frozen, reservation)
         if not is_ours:
             present = await self._found(order.tenant, order.id)
             if present.order.reservation_id != frozen.reservation_id:
