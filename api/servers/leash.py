@@ -74,13 +74,21 @@ def tie_to_parent(parent: int, number: int) -> None:
 
 def watch(command: list[str], parent: int, number: int) -> int:
     """Run the command as a child, pass signals on, and end it when the parent is gone."""
-    child = subprocess.Popen(command)
+    child: subprocess.Popen[bytes] | None = None
+    received: list[int] = []
 
-    def pass_on(received: int, _frame: FrameType | None) -> None:
-        child.send_signal(received)
+    def pass_on(signalled: int, _frame: FrameType | None) -> None:
+        if child is None:
+            received.append(signalled)
+        else:
+            child.send_signal(signalled)
 
+    # Before the command runs: whoever sees it running may signal us at once.
     for name in (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGHUP):
         signal.signal(name, pass_on)
+    child = subprocess.Popen(command)
+    for early in received:
+        child.send_signal(early)
     while child.poll() is None and os.getppid() == parent:
         time.sleep(WATCH_EVERY_SECONDS)
     if child.poll() is None:
