@@ -6,7 +6,7 @@ import asyncio
 from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
-from redis.exceptions import NoScriptError, RedisError, ResponseError
+from redis.exceptions import OutOfMemoryError, RedisError, ResponseError
 
 from engine import scripts
 from engine.batching import Batcher, Reply
@@ -291,8 +291,9 @@ class ReservationEngine:
         return Keys(self._settings.prefix, partition, self._admitted().build)
 
     def _unreachable(self, error: RedisError) -> NotReady:
-        # An entry id that the stream refuses, or a script that the server does not know, is an epoch that ended.
-        if isinstance(error, (NoScriptError, ResponseError)):
+        # A server that is full refuses the first write, as it would any other: nothing happened, and it is the same
+        # server. An entry id that the stream refuses, or a script that it does not know, is an epoch that ended.
+        if isinstance(error, ResponseError) and not isinstance(error, OutOfMemoryError):
             self._state.revoke()
         self._state.lost.set()
         return NotReady()

@@ -155,3 +155,18 @@ async def test_a_server_that_sleeps_past_the_time_out_reserves_once(own_redis_se
         assert await frozen.counts("soup") == (0, 1, 9)
         assert len(await frozen.entries()) == 2
         audit(await snapshot(frozen.redis, frozen.keys, TENANT))
+
+
+async def test_a_server_that_is_full_refuses_and_goes_on_when_there_is_room(own_redis_server: RedisServer) -> None:
+    """It grants nothing and loses nothing, and it is still the server that was admitted."""
+    async with frozen_engine(own_redis_server.url) as frozen:
+        await frozen.define("soup", 9)
+        await frozen.take("before", ("soup", 2))
+        await frozen.redis.config_set("maxmemory", "1")
+        with pytest.raises(NotReady):
+            await frozen.take("full", ("soup", 1))
+        assert (await frozen.engine.read(TENANT, "before")).alive
+        await frozen.redis.config_set("maxmemory", "0")
+        await frozen.take("after", ("soup", 3))
+        assert (await frozen.engine.read_pool(TENANT, "soup")).reserved == 5
+        audit(await snapshot(frozen.redis, frozen.keys, TENANT))
