@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 from collections.abc import Iterator
 
 import uvicorn
@@ -37,6 +38,16 @@ class Server(uvicorn.Server):
         yield
 
 
+def settle_memory() -> None:
+    """Take what start-up made out of the garbage collector's sight.
+
+    Modules, routes and schemas stay for the life of the process. Walking them held every request up for a tenth of a
+    second, twice a second under load.
+    """
+    gc.collect()
+    gc.freeze()
+
+
 async def run_api(settings: Settings, stop: asyncio.Event) -> None:
     """Serve HTTP. Raises RuntimeError when it can't listen or its services don't start."""
     server = Server(
@@ -54,6 +65,7 @@ async def run_api(settings: Settings, stop: asyncio.Event) -> None:
             timeout_graceful_shutdown=GRACEFUL_SECONDS,
         )
     )
+    settle_memory()
     serving = asyncio.create_task(server.serve())
     stopping = asyncio.create_task(stop.wait())
     try:

@@ -10,6 +10,7 @@ from api.app import create_app
 from api.dependencies import authorised
 from api.logs import configure_logs
 from api.routing import DirectRoute, mount
+from api.serving import settle_memory
 from engine.domain import Scope
 from engine.settings import Settings
 
@@ -43,4 +44,5 @@ if __name__ == "__main__":
         access_log=False,
         server_header=False,
     )
+    settle_memory()
     uvicorn.Server(config).run()

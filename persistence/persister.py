@@ -43,6 +43,10 @@ LOCK_EVERY_SECONDS = 1.0
 BLOCK_MS = 500
 """How long one read waits for entries; also the longest that a stop takes when nothing flows."""
 
+GATHER_SECONDS = 0.025
+"""How long what comes next is let gather after a small batch: a transaction for every few entries would cost the cores
+that buyers are served by, and nobody waits for the books that closely."""
+
 SHORTEST_PAUSE_SECONDS = 0.05
 LONGEST_PAUSE_SECONDS = 2.0
 
@@ -147,7 +151,9 @@ class Persister:
             if self._state.admitted is None:
                 await wait_for_any(LOCK_EVERY_SECONDS, stop, self._state.ready)
                 continue
-            await self.step()
+            stored = await self.step()
+            if 0 < stored < self._settings.persist_batch:
+                await wait_for_any(GATHER_SECONDS, stop)
             if self._place is None:
                 await wait_for_any(SHORTEST_PAUSE_SECONDS, stop)
             elif monotonic() - self._reported_at >= REPORT_EVERY_SECONDS:
