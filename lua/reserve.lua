@@ -44,7 +44,8 @@ local now_ms = read_clock(tenant_key)
 local expires = math.ceil((now_ms + ttl_ms) / 1000)
 
 -- One HMGET for all: the build mark, then pool, bucket and, where a customer is named, counter of each claim.
-local fields, wanted, bucket_suffix = { '!build' }, 1, '|' .. expires
+-- The nils give a table the room that three claims need: growing it step by step costs more than what it holds.
+local fields, wanted, bucket_suffix = { '!build', nil, nil, nil, nil, nil, nil, nil, nil, nil }, 1, '|' .. expires
 local fields_of_claim = customer == '' and 2 or 3
 for at = FIRST_CLAIM, #ARGV, CLAIM_LENGTH do
   local name = ARGV[at]
@@ -54,19 +55,20 @@ for at = FIRST_CLAIM, #ARGV, CLAIM_LENGTH do
   end
   wanted = wanted + fields_of_claim
 end
-local values = redis.call('HMGET', tenant_key, unpack(fields))
+local values = redis.call('HMGET', tenant_key, unpack(fields, 1, wanted))
 if values[1] ~= BUILD then
   return 'not_ready'
 end
 
-local pools, sweep = {}, nil
+local pools, count, sweep = { nil, nil, nil }, 0, nil
 for field = 2, wanted, fields_of_claim do
   local pool = values[field] and parse_pool(fields[field], values[field])
   if pool and pool.first ~= 0 and pool.first * 1000 <= now_ms then
     sweep = sweep or new_sweep()
     sweep_pool(sweep, tenant_key, expiries_key, pool, now_ms)
   end
-  pools[#pools + 1] = pool
+  count = count + 1
+  pools[count] = pool
 end
 
 local function write_sweep()
@@ -74,7 +76,7 @@ local function write_sweep()
     return
   end
   delete_swept(sweep, tenant_key, expiries_key)
-  for position = 1, #pools do
+  for position = 1, count do
     if pools[position] and pools[position].dirty then
       redis.call('HSET', tenant_key, pools[position].name, pool_text(pools[position]))
     end
@@ -87,14 +89,16 @@ if text then
   return answer_existing(text, fingerprint, pools, now_ms)
 end
 
-local holdings, counted = {}, ''
+local holdings, counted = nil, ''
 local at = FIRST_CLAIM
-for position = 1, #pools do
-  local pool = pools[position]
+for position = 1, count do
+  local pool, held = pools[position], nil
   if pool and pool.per_customer and customer ~= '' then
-    holdings[position] = parse_holdings(values[position * 3 + 1], pool)
+    held = parse_holdings(values[position * 3 + 1], pool)
+    holdings = holdings or {}
+    holdings[position] = held
   end
-  local reply = refused(pool, position, ARGV[at + 1] + 0, ARGV[at + 2], holdings[position], now_ms)
+  local reply = refused(pool, position, ARGV[at + 1] + 0, ARGV[at + 2], held, now_ms)
   if reply then
     write_sweep()
     return reply
@@ -109,15 +113,15 @@ for position = 1, #pools do
   at = at + CLAIM_LENGTH
 end
 
-counted = next(holdings) and counted or ''
+counted = holdings and counted or ''
 local times = now_ms .. bucket_suffix
 local record = first_record(times, counted, ttl_ms, tail)
 append(outbox_key, tenant, id, record)
 if sweep then
   delete_swept(sweep, tenant_key, expiries_key)
 end
-local changes, place, field = {}, 0, 2
-for position = 1, #pools do
+local changes, place, field = { nil, nil, nil, nil, nil, nil, nil, nil, nil, nil, nil, nil }, 0, 2
+for position = 1, count do
   local pool, quantity = pools[position], ARGV[FIRST_CLAIM + position * CLAIM_LENGTH - 2] + 0
   pool.reserved = pool.reserved + quantity
   if pool.first == 0 or expires < pool.first then
@@ -134,13 +138,14 @@ for position = 1, #pools do
   changes[place + 1], changes[place + 2] = pool.name, pool_text(pool)
   changes[place + 3], changes[place + 4] = bucket, (units or 0) + quantity
   place = place + 4
-  if holdings[position] then
-    hold(holdings[position], id, quantity, expires)
-    changes[place + 1], changes[place + 2] = fields[field + 2], holdings_text(holdings[position])
+  local held = holdings and holdings[position]
+  if held then
+    hold(held, id, quantity, expires)
+    changes[place + 1], changes[place + 2] = fields[field + 2], holdings_text(held)
     place = place + 2
   end
   field = field + fields_of_claim
 end
-redis.call('HSET', tenant_key, unpack(changes))
+redis.call('HSET', tenant_key, unpack(changes, 1, place))
 redis.call('HSET', records_key, id, record)
 return 'granted|' .. times .. '|' .. counted
