@@ -52,6 +52,8 @@ class Outcome(StrEnum):
     RELEASED = "released"
     ALREADY_RELEASED = "already_released"
     EXTENDED = "extended"
+    HELD = "held"
+    NOT_HELD = "not_held"
     CANCELLED = "cancelled"
     ALREADY_CANCELLED = "already_cancelled"
     DEFINED = "defined"
@@ -91,6 +93,7 @@ class OrderEvent(StrEnum):
 
     CREATED = "created"
     SESSION_OPENED = "session_opened"
+    SESSION_CLOSED = "session_closed"
     ATTEMPT_FAILED = "attempt_failed"
     PAYMENT_PENDING = "payment_pending"
     AMOUNT_MISMATCH = "amount_mismatch"
@@ -98,25 +101,66 @@ class OrderEvent(StrEnum):
     DUPLICATE_PAYMENT = "duplicate_payment"
     REFUND_DUE = "refund_due"
     RELEASED = "released"
+    CONFIRMED = "confirmed"
     CANCELLED = "cancelled"
+    REFUND_OWED = "refund_owed"
+    REFUND_PENDING = "refund_pending"
+    REFUNDED = "refunded"
+    REFUND_FAILED = "refund_failed"
+    DISPUTED = "disputed"
 
 
 class AttemptStatus(StrEnum):
-    """Life of one session or transaction at the provider, as far as we know it."""
+    """Life of one session or transaction at the provider, as far as we know it.
+
+    ``closing`` gives way to a newer attempt on the same reservation: that its session ends gives nothing back.
+    ``unpaid`` is complete, and the money of a delayed method on its way.
+    """
 
     FROZEN = "frozen"
     OPEN = "open"
+    CLOSING = "closing"
+    UNPAID = "unpaid"
     PAID = "paid"
     EXPIRED = "expired"
     FAILED = "failed"
 
 
 class PaymentStatus(StrEnum):
-    """What becomes of money that arrived: it stays, it has to go back, or it went back."""
+    """What becomes of money that arrived: it stays, it has to go back, it went back, or a person has to decide."""
 
     KEPT = "kept"
     REFUND_OWED = "refund_owed"
     REFUNDED = "refunded"
+    FLAGGED = "flagged"
+
+
+class RefundStatus(StrEnum):
+    """Life of a row of the refund ledger. A refund that fails at the provider, even later, is ``owed`` again."""
+
+    OWED = "owed"
+    REQUESTING = "requesting"
+    """Claimed: a worker is about to ask the provider, or died while it did."""
+    PENDING = "pending"
+    """The provider took it on and has not said yet that the money went back."""
+    REFUNDED = "refunded"
+
+
+class RefundCause(StrEnum):
+    """Why money goes back."""
+
+    REQUESTED = "requested"
+    CANCELLED = "cancelled"
+    DUPLICATE = "duplicate"
+    LATE = "late"
+    MISMATCHED = "mismatched"
+
+
+class MismatchPolicy(StrEnum):
+    """What becomes of a payment whose amount or currency is not what was asked for."""
+
+    REFUND = "refund"
+    FLAG = "flag"
 
 
 class SettlementState(StrEnum):
@@ -137,6 +181,8 @@ class SettlementKind(StrEnum):
     COMPLETE = "complete"
     RELEASE = "release"
     CANCEL = "cancel"
+    HOLD = "hold"
+    """Keep the units, or take them again: the money of a delayed method is on its way."""
 
 
 class Provider(StrEnum):

@@ -9,6 +9,8 @@
     ├── IllegalTransition        the reservation or order is in a state that forbids it
     ├── CodeNotApplicable
     ├── ProviderError            the provider said no; units were given back
+    │   ├── AlreadyRefunded      nothing of the payment is left to be refunded
+    │   └── SessionLost          it has the session, but nobody can be sent there any more
     ├── ProviderTimeout          the provider's answer is unknown; units stay held
     └── Unavailable              try again later
         ├── NotReady             Redis is not admitted, or not reachable
@@ -117,6 +119,14 @@ class ProviderError(LastportionError):
     """The payment provider refused; the units were given back."""
 
     code = "payment_provider_error"
+
+
+class AlreadyRefunded(ProviderError):
+    """The payment was refunded already."""
+
+
+class SessionLost(ProviderError):
+    """The payment provider has this session and does not tell its address again."""
 
 
 class ProviderTimeout(LastportionError):

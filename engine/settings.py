@@ -9,6 +9,8 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, SecretStr, ValidationError, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from engine.domain import MismatchPolicy, Provider
+
 STRIPE_MINIMUM_SESSION_SECONDS = 1800
 """Stripe refuses a session that would live less than 30 minutes (at its own clock, after the round trip)."""
 
@@ -72,7 +74,21 @@ class Settings(BaseSettings):
     """Another address for Stripe's API: the sandbox's, in dev and in tests."""
     stripe_timeout_seconds: Annotated[float, Field(gt=0)] = 10.0
     paystack_secret_key: SecretStr = SecretStr("")
+    """Paystack signs its webhooks with the same key."""
+    paystack_api_base: str | None = None
+    """Another address for Paystack's API: the sandbox's, in dev and in tests."""
+    paystack_timeout_seconds: Annotated[float, Field(gt=0)] = 10.0
+    provider: Literal[Provider.STRIPE, Provider.PAYSTACK] = Provider.STRIPE
+    """Who is paid through where a checkout names no provider."""
     signature_tolerance_seconds: Annotated[int, Field(ge=1)] = 300
+    delayed_hold_seconds: Annotated[int, Field(ge=1, le=30 * 24 * 3600)] = 14 * 24 * 3600
+    """How long units are kept for a payment method whose money takes days."""
+    mismatched_payment: MismatchPolicy = MismatchPolicy.REFUND
+    """Whether a payment of another amount or currency goes back by itself, or is flagged for a person."""
+    checkout_attempts: Annotated[int, Field(ge=1, le=50)] = 5
+    """Sessions that one reservation may be paid in, one after the other, each extending its life."""
+    refund_claim_seconds: Annotated[int, Field(ge=60)] = 900
+    """A refund that a worker has had in hand for so long may be taken by another; no call takes near as long."""
 
     outbox_limit: Annotated[int, Field(ge=1)] = 1_000_000
     """Entries that Redis may hold past the committed offset before reserving answers ``backlog_full``."""

@@ -3,6 +3,7 @@
 from persistence.tables.catalogue import ApiKey, Code, Pool, Product, Tenant, definition_rev
 from persistence.tables.operations import JobRun, OutboxOffset, RedisEpoch, SetAsideEntry, redis_epoch
 from persistence.tables.orders import Attempt, Order, OrderHistory, OrderLine, Payment
+from persistence.tables.refunds import Dispute, ProviderRefund, Refund, RefundTotal
 from persistence.tables.reservations import REDEMPTIONS_VIEW, ReservationClaim, ReservationRow
 from persistence.tables.sandbox import (
     SandboxCall,
@@ -19,6 +20,7 @@ __all__ = [
     "ApiKey",
     "Attempt",
     "Code",
+    "Dispute",
     "JobRun",
     "Order",
     "OrderHistory",
@@ -27,7 +29,10 @@ __all__ = [
     "Payment",
     "Pool",
     "Product",
+    "ProviderRefund",
     "RedisEpoch",
+    "Refund",
+    "RefundTotal",
     "ReservationClaim",
     "ReservationRow",
     "SandboxCall",

@@ -52,6 +52,8 @@ class Order(Base):
     refunded_minor: Mapped[Zero]
     status: Mapped[String]
     late: Mapped[No]
+    withdrawn: Mapped[No]
+    """Its seller cancelled it while it was unpaid: a payment that comes all the same goes back."""
     provider: Mapped[String]
     idempotency_key: Mapped[String | None]
     request_fingerprint: Mapped[String]
@@ -111,6 +113,8 @@ class Attempt(Base):
         UniqueConstraint("idempotency_key"),
         UniqueConstraint("provider", "session_id"),
         Index(None, "status", "created_at"),
+        Index(None, "asked_by", postgresql_where=text("asked_by is not null")),
+        Index(None, "look_up_at_s", postgresql_where=text("status in ('frozen', 'open', 'unpaid', 'closing')")),
     )
 
     order_id: Mapped[Key] = mapped_column(ForeignKey("orders.id", ondelete="CASCADE"))
@@ -122,18 +126,28 @@ class Attempt(Base):
     session_id: Mapped[String | None]
     url: Mapped[String | None]
     session_expires_at_s: Mapped[Counter | None]
+    look_up_at_s: Mapped[Counter | None]
+    """When the provider is asked, if nothing was heard by then; null: a day after it was made."""
+    asked_by: Mapped[String | None]
+    """The idempotency key of the checkout that asked for this attempt, where it is not the order's own."""
+    request_fingerprint: Mapped[String | None]
+    """What that key must bring again."""
     created_at: Mapped[Now]
     opened_at: Mapped[Instant | None]
 
 
 class Payment(Base):
-    """Money that arrived: one row per object at the provider, whatever became of it."""
+    """Money that arrived: one row per object at the provider, whatever became of it.
+
+    ``refunded_minor`` is what went back of it, as the provider's refunds add up.
+    """
 
     __tablename__ = "payments"
     __table_args__ = (
         one_of("status", PaymentStatus),
         one_of("provider", Provider),
-        not_negative("amount_minor"),
+        not_negative("amount_minor", "refunded_minor"),
+        CheckConstraint("refunded_minor <= amount_minor", name="refunded_minor"),
         UniqueConstraint("provider", "ref"),
         Index(None, "order_id"),
         Index(None, "created_at", postgresql_where=text("status = 'refund_owed'")),
@@ -147,5 +161,6 @@ class Payment(Base):
     amount_minor: Mapped[Counter]
     currency: Mapped[String]
     status: Mapped[String]
+    refunded_minor: Mapped[Zero]
     settlement_id: Mapped[String | None]
     created_at: Mapped[Now]
