@@ -165,6 +165,18 @@ class ReservationEngine:
             raise IllegalTransition(found.status.value) from None
         return settled.reservation
 
+    async def hold(self, tenant: str, identifier: str, ttl_ms: int, settlement: str = "") -> Settled:
+        """Keep the units for ``ttl_ms`` from now, since money for them is on its way (a delayed payment method).
+
+        Moves the end to the later of the present one and now + ``ttl_ms``, without a bound. One that has expired gets
+        its units again where every pool has room and every customer limit allows it, whatever the pools' status and
+        windows say by now; otherwise nothing changes. A record that Redis forgot is restored first.
+
+        Outcomes: ``held``; ``not_held`` (no room, or released or cancelled); ``already_completed``. Raises ``Unknown``.
+        """
+        arguments = [tenant, identifier, str(ttl_ms), settlement]
+        return await self._settle(scripts.HOLD, tenant, identifier, arguments, restores=True)
+
     async def cancel(self, tenant: str, identifier: str, *, restock: bool, settlement: str = "") -> Settled:
         """Take a completed reservation back. Outcomes: ``cancelled``, ``already_cancelled``.
 

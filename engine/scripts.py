@@ -100,6 +100,17 @@ EXTEND = _script(
     Outcome.UNKNOWN_RESERVATION,
     Outcome.NOT_READY,
 )
+HOLD = _script(
+    "hold",
+    "tenant expiries outbox records",
+    "tenant id ttl_ms settlement",
+    Outcome.HELD,
+    Outcome.NOT_HELD,
+    Outcome.ALREADY_COMPLETED,
+    Outcome.UNKNOWN_RESERVATION,
+    Outcome.ROLL,
+    Outcome.NOT_READY,
+)
 CANCEL = _script(
     "cancel",
     "tenant outbox records",
@@ -149,6 +160,7 @@ ADMITTED_SCRIPTS = (
     COMPLETE,
     RELEASE,
     EXTEND,
+    HOLD,
     CANCEL,
     READ,
     READ_POOLS,

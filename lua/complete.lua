@@ -28,6 +28,7 @@ REPLIES
 --@include settled_customers
 --@include records
 --@include transition
+--@include late
 
 local tenant_key, expiries_key, outbox_key, records_key = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local tenant, id, payment, settlement = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
@@ -51,32 +52,7 @@ local function answer(outcome)
   return reply_with(outcome, now_ms, record, is_alive(record, claims, now_ms))
 end
 
-local sweep = { left = SWEEP_BUDGET, buckets = {} }
-
--- A late payment is judged on exact counts, so due buckets go first, the reservation's own among them.
--- Returns false when some are left over.
-local function sweep_all()
-  for _, claim in ipairs(claims) do
-    if claim.pool then
-      sweep_pool(sweep, tenant_key, expiries_key, claim.pool, now_ms)
-      if claim.pool.more then
-        return false
-      end
-    end
-  end
-  return true
-end
-
--- By how many units a pool would pass its cap with this claim completed, of which the claim can cause no more
--- than its own quantity.
-local function excess(claim)
-  local pool = claim.pool
-  if not pool or not pool.cap then
-    return 0
-  end
-  local others = pool.reserved - (is_counted(record, claim) and claim.quantity or 0)
-  return math.min(claim.quantity, math.max(0, pool.completed + others + claim.quantity - pool.cap))
-end
+local sweep = new_sweep()
 
 local STRICTNESS = { h = 1, f = 2, r = 3 }
 
@@ -169,14 +145,14 @@ end
 if is_alive(record, claims, now_ms) then
   return complete(false, 0)
 end
-if not sweep_all() then
+if not sweep_claims(sweep, tenant_key, expiries_key, claims, now_ms) then
   delete_swept(sweep, tenant_key, expiries_key)
   write_claims(tenant_key, claims)
   return 'roll'
 end
 local over = 0
 for _, claim in ipairs(claims) do
-  over = math.max(over, excess(claim))
+  over = math.max(over, excess(record, claim))
 end
 if is_refund_due(over) then
   return refuse_late_payment()

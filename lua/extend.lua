@@ -24,6 +24,7 @@ REPLIES
 --@include settled_customers
 --@include records
 --@include transition
+--@include moving
 
 local tenant_key, expiries_key, outbox_key, records_key = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local tenant, id, ttl_ms, bound_ms = ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4])
@@ -53,20 +54,9 @@ record.expires = expires
 record.version = record.version + 1
 append(outbox_key, tenant, id, record_text(record))
 for _, claim in ipairs(claims) do
-  local pool, bucket = claim.pool, bucket_name(claim.name, expires)
-  local units = redis.call('HINCRBY', tenant_key, bucket, claim.quantity)
-  if units == claim.quantity then
-    redis.call('ZADD', expiries_key, 0, bucket)
-  end
-  uncount(tenant_key, expiries_key, before, claim)
-  pool.reserved = pool.reserved + claim.quantity
+  move_units(tenant_key, expiries_key, before, claim, expires)
   if claim.is_limited then
-    for index = 1, #claim.holdings do
-      if claim.holdings[index].id == id then
-        claim.holdings[index].second = expires
-      end
-    end
-    claim.holdings.dirty = true
+    move_holding(claim.holdings, id, expires)
   end
 end
 write_claims(tenant_key, claims)
