@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from decimal import ROUND_FLOOR, Decimal
 
+from engine.domain import Provider
 from engine.errors import Invalid
 
 LARGEST_AMOUNT_MINOR = 99_999_999
@@ -35,6 +36,41 @@ _EXPONENT = {
 
 _STRIPE_PADDED = frozenset({"ISK", "UGX"})
 """Stripe counts these two in hundredths for backward compatibility, though they have no subunit."""
+
+
+_LEAST_AT_STRIPE = {
+    **dict.fromkeys(["AUD", "BRL", "CAD", "CHF", "EUR", "INR", "NZD", "SGD", "USD", "JPY"], 50),
+    **{"GBP": 30, "AED": 200, "BGN": 100, "CZK": 1500, "DKK": 250, "HKD": 400, "HUF": 17500, "MXN": 1000},
+    **{"MYR": 200, "NOK": 300, "PLN": 200, "RON": 200, "SEK": 300, "THB": 1000},
+}
+"""The smallest charges in minor units, from the table "Minimum and maximum charge amounts" at docs.stripe.com/currencies.
+
+Stripe applies the minimum of the currency it settles in, so the least step of an unlisted currency may still be
+refused by Stripe itself, as a provider's error.
+"""
+
+_LEAST_AT_PAYSTACK = {"NGN": 5000, "GHS": 10, "ZAR": 100, "KES": 300, "USD": 200}
+"""The currencies that Paystack takes with their smallest charges, from paystack.com/docs/api, "Supported currency".
+
+Paystack counts each of them in its subunit, which is our minor unit, so its amounts need no conversion.
+"""
+
+
+def check_payable(amount_minor: int, currency: str, provider: Provider) -> None:
+    """Raises ``Invalid`` for an amount that the provider would not charge, or a currency that it does not take.
+
+    A total of 0 is less than any minimum: it is completed without a provider, so it is never asked about.
+    """
+    known = check_currency(currency)
+    least = (_LEAST_AT_PAYSTACK if provider is Provider.PAYSTACK else _LEAST_AT_STRIPE).get(known)
+    if least is None and provider is Provider.PAYSTACK:
+        taken = ", ".join(sorted(_LEAST_AT_PAYSTACK))
+        raise Invalid(f"Paystack takes no {known}.", fields={"provider": f"takes {taken}, not {known}"})
+    if least is not None and amount_minor < least:
+        raise Invalid(
+            f"{show(amount_minor, known)} is less than can be charged.",
+            fields={"lines": f"must come to {show(least, known)} at least, which is the least that is charged"},
+        )
 
 
 def check_currency(currency: str) -> str:
