@@ -15,7 +15,8 @@ import orjson
 from sqlalchemy import Row, select, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from engine.domain import AttemptStatus, OrderEvent, OrderStatus, Outcome, PaymentStatus, SettlementKind
+from engine.domain import AttemptStatus, OrderEvent, OrderStatus, Outcome, PaymentStatus, RefundCause, SettlementKind
+from persistence.refunding import correct_mismatched, count_news, owe_all_of, owe_refunds
 from persistence.tables import Order, Payment, Settlement
 
 
@@ -39,6 +40,8 @@ class Effect:
     payment: PaymentStatus | None = None
     attempt: AttemptStatus | None = None
     event: OrderEvent | None = None
+    owed: RefundCause | None = None
+    """Why the payment has to go back, where it has to."""
 
 
 _RELEASED = Effect(1, OrderStatus.CANCELLED, (OrderStatus.PENDING,), attempt=AttemptStatus.EXPIRED)
@@ -47,14 +50,19 @@ EFFECTS: Mapping[Outcome, Effect] = {
     Outcome.COMPLETED: Effect(
         2,
         OrderStatus.PAID,
-        (OrderStatus.PENDING, OrderStatus.CANCELLED),
+        # Refunded without ever having been paid: a payment of another amount came first, and went back.
+        (OrderStatus.PENDING, OrderStatus.CANCELLED, OrderStatus.REFUNDED),
         PaymentStatus.KEPT,
         AttemptStatus.PAID,
         OrderEvent.PAID,
     ),
     Outcome.ALREADY_COMPLETED: Effect(0, payment=PaymentStatus.KEPT),
     Outcome.DUPLICATE_PAYMENT: Effect(
-        0, payment=PaymentStatus.REFUND_OWED, attempt=AttemptStatus.PAID, event=OrderEvent.DUPLICATE_PAYMENT
+        0,
+        payment=PaymentStatus.REFUND_OWED,
+        attempt=AttemptStatus.PAID,
+        event=OrderEvent.DUPLICATE_PAYMENT,
+        owed=RefundCause.DUPLICATE,
     ),
     Outcome.REFUND_DUE: Effect(
         1,
@@ -63,7 +71,10 @@ EFFECTS: Mapping[Outcome, Effect] = {
         PaymentStatus.REFUND_OWED,
         AttemptStatus.PAID,
         OrderEvent.REFUND_DUE,
+        RefundCause.LATE,
     ),
+    Outcome.HELD: Effect(0, attempt=AttemptStatus.UNPAID, event=OrderEvent.PAYMENT_PENDING),
+    Outcome.NOT_HELD: Effect(0, attempt=AttemptStatus.UNPAID, event=OrderEvent.PAYMENT_PENDING),
     Outcome.RELEASED: Effect(
         _RELEASED.rank, _RELEASED.status, _RELEASED.only_from, None, _RELEASED.attempt, OrderEvent.RELEASED
     ),
@@ -83,9 +94,11 @@ set state = 'applied', outcome = n.outcome, applied_at = now(), last_error = nul
 from json_to_recordset(cast(:rows as json))
     as n(id text, outcome text, late boolean, over_cap bigint, position integer)
 where s.id = n.id and s.state = 'stored'
-returning s.id, s.kind, s.provider, s.tenant, s.order_id, s.session_id, s.payment_ref, s.amount_minor, s.currency,
-    n.outcome, n.late, n.over_cap, n.position
+returning s.id, s.kind, s.provider, s.tenant, s.reservation_id, s.order_id, s.session_id, s.payment_ref,
+    s.amount_minor, s.currency, s.event_type, s.record, n.outcome, n.late, n.over_cap, n.position
 """)
+
+_LOCK_ORDERS = text("select from orders where id = any(:orders) order by id for update")
 
 _SET_ORDERS = text("""
 update orders as o set status = n.status, late = o.late or n.late
@@ -106,7 +119,8 @@ _SET_ATTEMPTS = text("""
 update attempts as a set status = n.status
 from json_to_recordset(cast(:rows as json)) as n(provider text, session_id text, status text)
 where a.provider = n.provider and a.session_id = n.session_id
-    and (n.status = 'paid' or a.status in ('frozen', 'open'))
+    and (n.status = 'paid' or a.status in ('frozen', 'open')
+        or (n.status = 'unpaid' and a.status = 'closing') or (n.status = 'expired' and a.status = 'unpaid'))
 """)
 
 _ADD_HISTORY = text("""
@@ -117,7 +131,17 @@ join orders as o on o.id = n.order_id
 on conflict (order_id, event, settlement_id) do nothing
 """)
 
-_OWE_REFUNDS = text("update payments set status = 'refund_owed' where order_id = any(:orders) and status = 'kept'")
+# Cancelled by its seller before it was paid: what was bought after all is taken back like any cancelled order.
+_CANCEL_WITHDRAWN = text("""
+insert into settlements (id, provider, dedup_key, kind, tenant, reservation_id, order_id, record, restock, state)
+select 'withdrawn-' || n.id, 'api', 'withdrawn-' || n.id, 'cancel', n.tenant, n.reservation_id, n.order_id, n.record,
+    true, 'stored'
+from json_to_recordset(cast(:rows as json))
+    as n(id text, tenant text, reservation_id text, order_id text, record text)
+join orders o on o.id = n.order_id and o.withdrawn
+on conflict (provider, dedup_key) do nothing
+returning id, reservation_id
+""")
 
 
 async def apply_settlements(connection: AsyncConnection, applied: Iterable[AppliedSettlement]) -> int:
@@ -171,21 +195,28 @@ def _outcome_of(status: OrderStatus, kind: SettlementKind, payment_ref: str | No
             return Outcome.COMPLETED
         # What brings no payment, or the payment that is kept, says nothing new.
         return Outcome.ALREADY_COMPLETED if not payment_ref or payment_ref in kept else Outcome.DUPLICATE_PAYMENT
-    if kind is SettlementKind.RELEASE:
-        if status is OrderStatus.PENDING:
-            return Outcome.RELEASED
-        return Outcome.ALREADY_COMPLETED if paid else Outcome.ALREADY_RELEASED
+    if kind is SettlementKind.CANCEL:
+        otherwise = Outcome.ALREADY_CANCELLED if status is not OrderStatus.PENDING else Outcome.ILLEGAL_TRANSITION
+        return Outcome.CANCELLED if paid else otherwise
     if paid:
-        return Outcome.CANCELLED
-    return Outcome.ALREADY_CANCELLED if status is not OrderStatus.PENDING else Outcome.ILLEGAL_TRANSITION
+        return Outcome.ALREADY_COMPLETED
+    is_pending = status is OrderStatus.PENDING
+    if kind is SettlementKind.HOLD:
+        return Outcome.HELD if is_pending else Outcome.NOT_HELD
+    return Outcome.RELEASED if is_pending else Outcome.ALREADY_RELEASED
 
 
 async def _affect_orders(connection: AsyncConnection, marked: Sequence[Row[Any]]) -> None:
     # A checkout that died before it could commit leaves a reservation that names an order which was never placed.
     # Whoever completes it by its id has sold it none the less, so a missing order stands in the way of nothing.
+    # Before the payments, as whoever counts news of a refund takes them.
+    named = sorted({row.order_id for row in marked if row.order_id is not None})
+    if named:
+        await connection.execute(_LOCK_ORDERS, {"orders": named})
     orders: dict[str, dict[str, Any]] = {}
     attempts: dict[tuple[str, str], AttemptStatus] = {}
-    payments, history, owed = [], [], []
+    payments, history, cancelled, completed = [], [], [], []
+    owed: dict[tuple[str, str], RefundCause] = {}
     for row in marked:
         effect = EFFECTS.get(Outcome(row.outcome))
         if effect is None or row.order_id is None:
@@ -193,9 +224,13 @@ async def _affect_orders(connection: AsyncConnection, marked: Sequence[Row[Any]]
         if effect.status is not None and effect.rank >= orders.get(row.order_id, {"rank": 0})["rank"]:
             orders[row.order_id] = _order_row(row, effect, orders.get(row.order_id))
         if row.outcome == Outcome.CANCELLED:
-            owed.append(row.order_id)
+            cancelled.append(row.order_id)
+        if row.outcome == Outcome.COMPLETED:
+            completed.append(_completed_row(row))
         if effect.payment is not None and row.payment_ref and row.amount_minor is not None:
             payments.append(_payment_row(row, effect.payment))
+            if effect.owed is not None:
+                owed[row.provider, row.payment_ref] = effect.owed
         if effect.attempt is not None and row.session_id:
             session = (row.provider, row.session_id)
             if attempts.get(session) is not AttemptStatus.PAID:
@@ -203,6 +238,8 @@ async def _affect_orders(connection: AsyncConnection, marked: Sequence[Row[Any]]
         if effect.event is not None:
             history.append(_history_row(row, effect.event))
     await _execute_many(connection, _SET_ORDERS, list(orders.values()))
+    kept = [payment for payment in payments if payment["status"] == PaymentStatus.KEPT]
+    await correct_mismatched(connection, kept)
     await _execute_many(connection, _ADD_PAYMENTS, payments)
     await _execute_many(
         connection,
@@ -213,8 +250,29 @@ async def _affect_orders(connection: AsyncConnection, marked: Sequence[Row[Any]]
         ],
     )
     await _execute_many(connection, _ADD_HISTORY, history)
-    if owed:
-        await connection.execute(_OWE_REFUNDS, {"orders": owed})
+    await owe_refunds(connection, owed)
+    await owe_all_of(connection, cancelled, RefundCause.CANCELLED)
+    await count_news(connection, [(payment["provider"], payment["ref"]) for payment in payments])
+    await _cancel_withdrawn(connection, completed)
+
+
+async def _cancel_withdrawn(connection: AsyncConnection, completed: list[dict[str, Any]]) -> None:
+    """Have what was paid for a withdrawn order taken back, by the job, or here where nothing is reserved."""
+    if not completed:
+        return
+    for row in (await _execute(connection, _CANCEL_WITHDRAWN, completed)).all():
+        if row.reservation_id is None:
+            await settle_order(connection, row.id)
+
+
+def _completed_row(row: Row[Any]) -> dict[str, Any]:
+    return {
+        "id": row.id,
+        "tenant": row.tenant,
+        "reservation_id": row.reservation_id,
+        "order_id": row.order_id,
+        "record": row.record,
+    }
 
 
 def _order_row(row: Row[Any], effect: Effect, before: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -246,7 +304,11 @@ def _payment_row(row: Row[Any], status: PaymentStatus) -> dict[str, Any]:
 def _history_row(row: Row[Any], event: OrderEvent) -> dict[str, Any]:
     details: dict[str, Any] = {"provider": row.provider}
     if row.payment_ref:
-        details["payment_ref"] = row.payment_ref
+        details |= {"payment_ref": row.payment_ref, "amount_minor": row.amount_minor, "currency": row.currency}
+    if event is OrderEvent.PAYMENT_PENDING:
+        details |= {"session": row.session_id, "held": row.outcome == Outcome.HELD}
+    elif row.event_type:
+        details["because"] = row.event_type
     if row.late:
         details |= {"late": True, "over_cap": row.over_cap}
     return {"order_id": row.order_id, "event": event, "details": details, "settlement_id": row.id}

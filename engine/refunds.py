@@ -1,0 +1,199 @@
+"""Refunds: a ledger that is claimed, then asked for at the provider, then recorded; each amount goes back once.
+
+A crash between any two of these leaves a claim, which another worker takes over after a while. It asks the provider
+whether it acted before it asks it to act again. What a provider tells of refunds, of its own accord or when asked, is
+taken down by the provider's ids, and everything else follows from that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Final, Protocol
+
+import structlog
+
+from engine.domain import Provider
+from engine.errors import AlreadyRefunded, Invalid, LastportionError, ProviderError, ProviderTimeout
+from engine.payments.port import EventKind, FrozenRefund, PaymentPort, PaymentPorts, ProviderEvent, ProviderRefund
+
+log = structlog.get_logger(__name__)
+
+MOST_IN_ONE_RUN: Final = 50
+SHORTEST_PAUSE_SECONDS: Final = 60
+LONGEST_PAUSE_SECONDS: Final = 3600
+"""After a call without answer, or a refusal, a refund waits 1, 2, 4 … minutes, an hour at most: longer than a call that
+is still under way can take, so that the look-up before the next sees what it did."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimedRefund:
+    """A refund that this worker has in hand, under ``claim``.
+
+    ``was_called``: the provider may have been asked for it already. ``was_pending``: it has taken it on, and has not
+    been heard of for long.
+    """
+
+    frozen: FrozenRefund
+    provider: Provider
+    claim: str
+    tries: int
+    was_called: bool
+    was_pending: bool
+
+
+@dataclass(frozen=True, slots=True)
+class OwedRefunds:
+    """How many refunds are not done, and for how long the oldest has been owed, in seconds."""
+
+    count: int
+    oldest_seconds: float
+
+
+class RefundStore(Protocol):
+    """The ledger, and what providers say. Every method is one transaction and raises ``StorageUnavailable``."""
+
+    async def claim(self, stale_seconds: int, refund_id: str | None = None) -> ClaimedRefund | None:
+        """Take the refund that has waited longest, or this one at once; None when there is none to take.
+
+        From the answer on it counts as called.
+        """
+        ...
+
+    async def record(self, provider: Provider, payment_ref: str, found: Sequence[ProviderRefund]) -> None:
+        """Take down what the provider says of refunds of a payment, and bring everything to it."""
+        ...
+
+    async def is_open(self, claimed: ClaimedRefund) -> bool:
+        """Whether the refund is still to be asked for, by this claim."""
+        ...
+
+    async def close_refunded(self, claimed: ClaimedRefund) -> None:
+        """Nothing of the payment is left at the provider: the refund is done, whoever made it."""
+        ...
+
+    async def put_back(self, claimed: ClaimedRefund, error: str, pause_seconds: int, *, is_certain: bool) -> None:
+        """Give a claim up until later. ``is_certain``: the provider did not act, so that it need not be looked up."""
+        ...
+
+    async def request(self, tenant: str, order_id: str, request_id: str, amount_minor: int | None, reason: str) -> str:
+        """Enter a refund that somebody asks for, once per order and id; answers the ledger's id of it.
+
+        Raises ``Unknown``, ``IllegalTransition``, ``Invalid`` and ``IdConflict``.
+        """
+        ...
+
+    async def note(self, provider: Provider, event: ProviderEvent) -> bool:
+        """Take down an event's news; False when the payment that they are about is not known yet."""
+        ...
+
+    async def count_pending(self, limit: int) -> int:
+        """Count news whose payment has become known since; answers of how many payments."""
+        ...
+
+    async def owed(self) -> OwedRefunds:
+        """What has not gone back yet."""
+        ...
+
+
+class RefundService:
+    """Pays refunds that are owed, takes requests for more, and listens to what providers say of them."""
+
+    def __init__(self, store: RefundStore, payments: PaymentPorts, claim_seconds: int) -> None:
+        """``claim_seconds``: how long a worker may have a refund in hand before another takes it over."""
+        self._store = store
+        self._payments = payments
+        self._claim_seconds = claim_seconds
+
+    async def pay_due(self) -> int:
+        """Ask the providers for what is owed; answers how many refunds were taken in hand. Raises ``Unavailable``."""
+        for done in range(MOST_IN_ONE_RUN):
+            claimed = await self._store.claim(self._claim_seconds)
+            if claimed is None:
+                return done
+            await self._pay(claimed)
+        return MOST_IN_ONE_RUN
+
+    async def count_pending(self) -> int:
+        """Count what providers said of payments before those were known. Raises ``Unavailable``."""
+        return await self._store.count_pending(MOST_IN_ONE_RUN)
+
+    async def request(self, tenant: str, order_id: str, request_id: str, amount_minor: int | None, reason: str) -> None:
+        """Enter a refund of an order's payment, and ask the provider for it; the same id again changes nothing.
+
+        ``amount_minor`` None is all that is left. What the provider does not take at once is left to the job. Raises
+        ``Unknown``, ``IllegalTransition`` (nothing is kept of it), ``Invalid`` (more than is left), ``IdConflict``
+        (another amount under this id) and ``Unavailable``.
+        """
+        if amount_minor is not None and amount_minor <= 0:
+            raise Invalid("A refund is of something.", fields={"amount_minor": "must be positive"})
+        refund_id = await self._store.request(tenant, order_id, request_id, amount_minor, reason)
+        claimed = await self._store.claim(self._claim_seconds, refund_id)
+        if claimed is not None:
+            await self._pay(claimed)
+
+    async def receive(self, provider: Provider, event: ProviderEvent) -> None:
+        """Commit what an event tells of a refund or a dispute; a return means that it is safe.
+
+        Raises ``StorageUnavailable`` when it could not be committed.
+        """
+        is_known = await self._store.note(provider, event)
+        log.info(
+            "dispute_noted" if event.kind is EventKind.DISPUTE else "refund_news_noted",
+            provider=provider.value,
+            event_type=event.type,
+            payment=event.payment_ref,
+            is_known=is_known,
+        )
+
+    async def owed(self) -> OwedRefunds:
+        """What has not gone back yet, for metrics. Raises ``StorageUnavailable``."""
+        return await self._store.owed()
+
+    async def _pay(self, claimed: ClaimedRefund) -> None:
+        frozen, port = claimed.frozen, self._payments[claimed.provider]
+        try:
+            if claimed.was_called and await self._was_made(port, claimed):
+                return
+            made = await port.refund(frozen)
+        except AlreadyRefunded:
+            await self._close_refunded(port, claimed)
+        except ProviderError as error:
+            # Of a call that was made before, only a look-up can say that it did nothing.
+            await self._put_back(claimed, error, is_certain=not claimed.was_called)
+        except ProviderTimeout as error:
+            await self._put_back(claimed, error, is_certain=False)
+        else:
+            named = replace(made, marked_refund_id=frozen.id, marked_round=frozen.round)
+            await self._store.record(claimed.provider, frozen.payment_ref, [named])
+            log.info("refund_made", refund=frozen.id, order=frozen.order_id, ref=made.ref, status=made.status.value)
+
+    async def _was_made(self, port: PaymentPort, claimed: ClaimedRefund) -> bool:
+        """Whether the provider has this refund, or has still to speak of it: then nothing is left to ask for."""
+        await self._store.record(
+            claimed.provider, claimed.frozen.payment_ref, await port.look_up_refunds(claimed.frozen.payment_ref)
+        )
+        if not await self._store.is_open(claimed):
+            log.info("refund_found", refund=claimed.frozen.id, order=claimed.frozen.order_id)
+            return True
+        if claimed.was_pending:
+            await self._put_back(claimed, ProviderTimeout("It was taken on and is not listed."), is_certain=False)
+            return True
+        return False
+
+    async def _close_refunded(self, port: PaymentPort, claimed: ClaimedRefund) -> None:
+        """Final, whoever sent the money back; looked up once, to have the provider's own rows if it tells them."""
+        if not claimed.was_called:
+            try:
+                found = await port.look_up_refunds(claimed.frozen.payment_ref)
+                await self._store.record(claimed.provider, claimed.frozen.payment_ref, found)
+            except (ProviderError, ProviderTimeout) as error:
+                log.warning("refunds_not_listed", refund=claimed.frozen.id, reason=error.code)
+        await self._store.close_refunded(claimed)
+        log.info("refund_made_before", refund=claimed.frozen.id, order=claimed.frozen.order_id)
+
+    async def _put_back(self, claimed: ClaimedRefund, error: LastportionError, *, is_certain: bool) -> None:
+        pause = min(LONGEST_PAUSE_SECONDS, SHORTEST_PAUSE_SECONDS * 2 ** min(claimed.tries - 1, 10))
+        reason = str(error.details.get("provider_code") or error.code)
+        log.warning("refund_waits", refund=claimed.frozen.id, order=claimed.frozen.order_id, reason=reason)
+        await self._store.put_back(claimed, reason, pause, is_certain=is_certain)
