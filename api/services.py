@@ -17,10 +17,14 @@ from engine.catalogue import CatalogueService
 from engine.checkout import CheckoutService
 from engine.code_reservations import CodeReservations
 from engine.domain import Provider
+from engine.order_acts import OrderActs
 from engine.order_reading import OrderReader
 from engine.overdue import OverdueAttempts, no_offset
-from engine.payments.port import PaymentPort
+from engine.paying import Paying
+from engine.payments.paystack import PaystackPayments
+from engine.payments.port import PaymentPorts
 from engine.payments.stripe import StripePayments
+from engine.refunds import RefundService
 from engine.reservations import ReservationEngine
 from engine.settings import Settings
 from engine.settlement import SettlementService
@@ -29,6 +33,7 @@ from persistence.repositories.attempts import PostgresAttempts
 from persistence.repositories.catalogue import PostgresCatalogue
 from persistence.repositories.keys import KeyRepository
 from persistence.repositories.orders import PostgresOrders
+from persistence.repositories.refunds import PostgresRefunds
 from persistence.repositories.reservations import ReservationRepository
 from persistence.repositories.settlements import PostgresSettlements
 from persistence.repositories.tenants import load_tenants_in_redis
@@ -44,8 +49,10 @@ class Services:
     catalogue: CatalogueService
     orders: OrderReader
     settlement: SettlementService
-    payments: PaymentPort
+    payments: PaymentPorts
     checkout: CheckoutService
+    acts: OrderActs
+    refunds: RefundService
     overdue: OverdueAttempts
     sandbox: Sandbox | None
 
@@ -81,7 +88,8 @@ class Services:
                 if self.sandbox is not None:
                     await self.sandbox.stop()
                 await self.checkout.close()
-                await self.payments.close()
+                for port in self.payments.values():
+                    await port.close()
                 await self.keys.close()
 
 
@@ -93,9 +101,15 @@ def build_services(settings: Settings) -> Services:
     offset_ms = no_offset if sandbox is None else sandbox.offset_ms
     definitions = PoolDefinitions(database, engine, foundation.state, offset_ms)
     catalogue, orders = PostgresCatalogue(database), PostgresOrders(database, settings.prefix)
-    settlement = SettlementService(PostgresSettlements(database, settings.prefix), engine)
-    payments, attempts = _payments(settings), PostgresAttempts(database, settings.prefix, Provider.STRIPE)
+    settlement = SettlementService(
+        PostgresSettlements(database, settings.prefix, settings.mismatched_payment),
+        engine,
+        settings.delayed_hold_seconds,
+    )
+    payments = _payments(settings)
+    attempts = PostgresAttempts(database, settings.prefix, settings.mismatched_payment)
     held = CodeReservations(settings, engine, ReservationRepository(database), catalogue, definitions)
+    paying = Paying(held=held, orders=orders, attempts=attempts, payments=payments, settlements=settlement)
     return Services(
         foundation=foundation,
         keys=KeyRing(KeyRepository(database).find, dev=settings.sandbox),
@@ -105,8 +119,15 @@ def build_services(settings: Settings) -> Services:
         settlement=settlement,
         payments=payments,
         checkout=CheckoutService(
-            held=held, orders=orders, attempts=attempts, payments=payments, settlements=settlement
+            held=held,
+            orders=orders,
+            attempts=attempts,
+            paying=paying,
+            offered=_offered(settings),
+            most_attempts=settings.checkout_attempts,
         ),
+        acts=OrderActs(orders, paying, held, settlement),
+        refunds=RefundService(PostgresRefunds(database), payments, settings.refund_claim_seconds),
         overdue=OverdueAttempts(
             reservations=engine,
             held=held,
@@ -119,14 +140,27 @@ def build_services(settings: Settings) -> Services:
     )
 
 
-def _payments(settings: Settings) -> StripePayments:
-    return StripePayments(
-        settings.stripe_secret_key.get_secret_value(),
-        settings.stripe_webhook_secret.get_secret_value(),
-        api_base=settings.stripe_api_base,
-        timeout_seconds=settings.stripe_timeout_seconds,
-        tolerance_seconds=settings.signature_tolerance_seconds,
-    )
+def _payments(settings: Settings) -> PaymentPorts:
+    return {
+        Provider.STRIPE: StripePayments(
+            settings.stripe_secret_key.get_secret_value(),
+            settings.stripe_webhook_secret.get_secret_value(),
+            api_base=settings.stripe_api_base,
+            timeout_seconds=settings.stripe_timeout_seconds,
+            tolerance_seconds=settings.signature_tolerance_seconds,
+        ),
+        Provider.PAYSTACK: PaystackPayments(
+            settings.paystack_secret_key.get_secret_value(),
+            api_base=settings.paystack_api_base,
+            timeout_seconds=settings.paystack_timeout_seconds,
+        ),
+    }
+
+
+def _offered(settings: Settings) -> frozenset[Provider]:
+    """Who can be paid through: the providers whose key is set."""
+    keys = {Provider.STRIPE: settings.stripe_secret_key, Provider.PAYSTACK: settings.paystack_secret_key}
+    return frozenset(provider for provider, key in keys.items() if key.get_secret_value().strip())
 
 
 def _sandbox(foundation: Foundation) -> Sandbox:

@@ -15,7 +15,7 @@ import structlog
 
 from engine.catalogue import CatalogueStore, Offer, PoolPusher
 from engine.domain import Claim, Outcome, Reservation, ReservationRequest, ReservationStatus
-from engine.errors import IdConflict, LastportionError, NotReady, Refused, Unavailable, Unknown
+from engine.errors import IdConflict, IllegalTransition, LastportionError, NotReady, Refused, Unavailable, Unknown
 from engine.identifiers import derived_id
 from engine.reservations import RecordLookup, ReservationEngine
 from engine.settings import STRIPE_MINIMUM_SESSION_SECONDS, Settings
@@ -64,11 +64,26 @@ class CodeReservations:
         return offer
 
     def session_end_s(self, reservation: Reservation | None) -> int | None:
-        """When a session on this reservation ends; None where nothing is reserved.
+        """When a session on a new reservation ends; None where nothing is reserved.
 
         Counted on the script's clock, so that it lies before the reservation's end whatever our own clock says.
         """
         return None if reservation is None else reservation.created_at_ms // 1000 + self._settings.session_ttl_seconds
+
+    async def extend(self, tenant: str, reservation_id: str) -> tuple[Reservation, int] | None:
+        """Give a reservation a session's life again; with the second at which a session on it ends.
+
+        None when it is not alive any more.
+        """
+        try:
+            extended = await self._reservations.extend(
+                tenant, reservation_id, self._settings.reservation_ttl_seconds * 1000
+            )
+        except (IllegalTransition, Unknown):
+            return None
+        ends_s = extended.now_ms // 1000 + self._settings.session_ttl_seconds
+        # At the bound of a reservation's life it is not extended as far as a session needs.
+        return (extended, ends_s) if ends_s * 1000 < extended.expires_at_ms else None
 
     async def reserve(self, holder: Holder, first_round: int, offer: Offer) -> tuple[Reservation, Offer]:
         """A reservation with a session's life ahead of it, and the offer as it was when it was granted.

@@ -11,6 +11,7 @@ from engine.domain import (
     OrderStatus,
     PaymentStatus,
     Provider,
+    RefundStatus,
     Reservation,
     SettlementKind,
     SettlementState,
@@ -42,6 +43,8 @@ class Order:
     expires_at_ms: int | None = None
     status: OrderStatus = OrderStatus.PENDING
     late: bool = False
+    withdrawn: bool = False
+    """Cancelled by its seller while unpaid: a payment that comes all the same goes back."""
     refunded_minor: int = 0
     created_at: datetime | None = None
 
@@ -65,11 +68,24 @@ class Attempt:
 
 
 @dataclass(frozen=True, slots=True)
+class Asked:
+    """The checkout that asked for a further attempt of an order: its idempotency key, and what that must bring."""
+
+    idempotency_key: str
+    fingerprint: str
+
+
+@dataclass(frozen=True, slots=True)
 class Placed:
-    """An order with its newest attempt; none where nothing is to be paid."""
+    """An order with its newest attempt; none where nothing is to be paid.
+
+    ``asked_fingerprint`` is what the key that it was found by must bring again, where that key asked for a further
+    attempt of an order that another key had made.
+    """
 
     order: Order
     attempt: Attempt | None
+    asked_fingerprint: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +109,16 @@ class Payment:
 
 
 @dataclass(frozen=True, slots=True)
+class RefundShown:
+    """Money of an order that goes back. ``id`` is the one that whoever asked for it gave it, else ours or the
+    provider's."""
+
+    id: str
+    amount_minor: int
+    status: RefundStatus
+
+
+@dataclass(frozen=True, slots=True)
 class HistoryEntry:
     """One thing that happened to an order."""
 
@@ -107,6 +133,7 @@ class OrderStory:
 
     order: Order
     payments: tuple[Payment, ...]
+    refunds: tuple[RefundShown, ...]
     history: tuple[HistoryEntry, ...]
 
 

@@ -5,21 +5,42 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from engine.domain import Provider, Reservation, SettlementKind
-from engine.orders import Attempt, OrderFilter, OrderStory, Placed, Placement, StoredSettlement
+from engine.domain import OrderStatus, Provider, Reservation, SettlementKind
+from engine.orders import Asked, Attempt, OrderFilter, OrderStory, Placed, Placement, StoredSettlement
 from engine.payments.port import FrozenAttempt, ProviderEvent, Session
 
 
 class OrderStore(Protocol):
     """Orders as checkout commits them and as they are read."""
 
-    async def find(self, tenant: str, order_id: str) -> Placed | None: ...
+    async def find(self, tenant: str, order_id: str, idempotency_key: str | None = None) -> Placed | None:
+        """An order and its newest attempt; or the one that a checkout under this key asked a further attempt of."""
+        ...
+
+    async def find_by_reservation(self, tenant: str, reservation_id: str) -> Placed | None:
+        """The order that holds a reservation, and its newest attempt."""
+        ...
 
     async def place(self, placement: Placement) -> bool:
         """Commit order, attempt and reservation; False, and nothing written, when the order is there already.
 
         Where nothing is due, the settlement that completes the order is stored with it.
         """
+        ...
+
+    async def confirm(self, tenant: str, order_id: str) -> OrderStatus | None:
+        """Have a paid order confirmed; the status that it had before, None when there is no such order."""
+        ...
+
+    async def withdraw(self, tenant: str, order_id: str) -> bool:
+        """Cancel an order that nobody has paid, so that a payment that comes all the same goes back.
+
+        False when it was paid meanwhile.
+        """
+        ...
+
+    async def cancel_unreserved(self, tenant: str, order_id: str) -> bool:
+        """Cancel a paid order that holds no reservation; False when it isn't paid."""
         ...
 
     async def story(self, tenant: str, order_id: str) -> OrderStory | None: ...
@@ -30,8 +51,19 @@ class OrderStore(Protocol):
 class AttemptStore(Protocol):
     """Attempts to have an order paid."""
 
-    async def start(self, attempt: FrozenAttempt, reservation: Reservation | None) -> bool:
+    async def start(self, attempt: FrozenAttempt, reservation: Reservation | None, asked: Asked | None = None) -> bool:
         """Commit the next attempt of an order that waits for one; False when another call did or it was paid."""
+        ...
+
+    async def close(self, attempt: FrozenAttempt, session_id: str | None) -> bool:
+        """Note that an attempt gives way to the next on the same reservation; False when it is over or paid.
+
+        From here on news that its session ended give nothing back.
+        """
+        ...
+
+    async def count_on(self, tenant: str, reservation_id: str) -> int:
+        """How many attempts a reservation has had."""
         ...
 
     async def attach(self, attempt: FrozenAttempt, session: Session) -> int | None:
@@ -45,11 +77,19 @@ class AttemptStore(Protocol):
         """Note that an attempt has no session, and cancel its order; False when it is no longer waiting."""
         ...
 
+    async def end(self, attempt: FrozenAttempt) -> None:
+        """Note that a closing attempt's session is over; with no attempt after it, its order is cancelled."""
+        ...
+
     async def load_overdue(self, before_s: int, after: tuple[str, int], limit: int) -> list[Attempt]:
         """Attempts that are frozen or open although their session should have ended before this second.
 
         In the order of order id and number, from behind ``after`` on.
         """
+        ...
+
+    async def look_up_later(self, attempt: FrozenAttempt, at_s: int) -> None:
+        """Ask the provider again at this second, unless it speaks before."""
         ...
 
 

@@ -22,6 +22,7 @@ from engine.reservations import ReservationEngine
 log = structlog.get_logger(__name__)
 
 MOST_APPLIED_IN_ONE_RUN = 500
+_SETTLES = (EventKind.PAID, EventKind.UNPAID, EventKind.EXPIRED)
 LONGEST_PAUSE_SECONDS = 60.0
 """A settlement that waits for the persister, or fails, is applied again after 2, 4, 8 … seconds, 60 at most."""
 
@@ -29,9 +30,11 @@ LONGEST_PAUSE_SECONDS = 60.0
 class SettlementService:
     """Receives events and orders to settle, and applies what is stored."""
 
-    def __init__(self, store: SettlementStore, reservations: ReservationEngine) -> None:
+    def __init__(self, store: SettlementStore, reservations: ReservationEngine, delayed_hold_seconds: int) -> None:
+        """``delayed_hold_seconds``: how long units are kept for money that a delayed method has on its way."""
         self._store = store
         self._reservations = reservations
+        self._hold_ms = delayed_hold_seconds * 1000
         self._next_try: dict[str, tuple[float, float]] = {}
 
     async def receive(self, provider: Provider, event: ProviderEvent) -> None:
@@ -41,7 +44,7 @@ class SettlementService:
         the provider then delivers it again.
         """
         facts = {"provider": provider.value, "event_type": event.type, "session": event.session_id}
-        if event.kind is EventKind.FOREIGN or event.session_id is None:
+        if event.kind not in _SETTLES or event.session_id is None:
             log.info("event_foreign", **facts)
             return
         record = await self._present_record(provider, event)
@@ -146,6 +149,8 @@ class SettlementService:
             return await self._reservations.complete(s.tenant, s.reservation_id, s.payment_ref, s.id)
         if s.kind is SettlementKind.RELEASE:
             return await self._reservations.release(s.tenant, s.reservation_id, s.id)
+        if s.kind is SettlementKind.HOLD:
+            return await self._reservations.hold(s.tenant, s.reservation_id, self._hold_ms, s.id)
         return await self._reservations.cancel(s.tenant, s.reservation_id, restock=s.restock, settlement=s.id)
 
     async def _order(self, kind: SettlementKind, before: Reservation, payment_ref: str, *, restock: bool) -> Settled:
@@ -184,4 +189,7 @@ def event_from(session: Session) -> ProviderEvent:
         amount_minor=session.amount_minor,
         currency=session.currency,
         created_at_s=None,
+        marked_order_id=session.marked_order_id,
+        marked_tenant=session.marked_tenant,
+        marked_attempt=session.marked_attempt,
     )

@@ -34,7 +34,11 @@ async def apply_waiting(settings: Settings, database: AsyncEngine, redis: Redis,
     state = AdmissionState()
     state.admit(admitted)
     reservations = ReservationEngine(redis, settings, state, ReservationRepository(database))
-    settlements = SettlementService(PostgresSettlements(database, settings.prefix), reservations)
+    settlements = SettlementService(
+        PostgresSettlements(database, settings.prefix, settings.mismatched_payment),
+        reservations,
+        settings.delayed_hold_seconds,
+    )
     applied = 0
     try:
         for _ in range(MOST_RUNS):

@@ -12,6 +12,7 @@ from api.schemas.base import Body, Customer, Identifier, Printable, is_printable
 from api.times import written, written_instant, written_or_none
 from engine.checkout import CheckoutAnswer, CheckoutRequest
 from engine.domain import LARGEST_QUANTITY, Provider
+from engine.money import LARGEST_AMOUNT_MINOR
 from engine.orders import OrderStory
 from engine.pricing import WantedLine
 
@@ -64,12 +65,12 @@ class CheckoutBody(Body):
     lines: Annotated[list[LineBody], Field(min_length=1, max_length=MOST_LINES)]
     code: Printable | None = None
     use_rewards: Annotated[bool, AfterValidator(_not_yet)] = False
-    provider: Provider = Provider.STRIPE
+    provider: Provider | None = None
     success_url: WebAddress
     cancel_url: WebAddress
 
-    def request(self, tenant: str, idempotency_key: str | None) -> CheckoutRequest:
-        """What the service is asked for."""
+    def request(self, tenant: str, idempotency_key: str | None, provider: Provider) -> CheckoutRequest:
+        """What the service is asked for; ``provider`` is who is paid through where the body names none."""
         return CheckoutRequest(
             tenant=tenant,
             customer=self.customer,
@@ -78,9 +79,27 @@ class CheckoutBody(Body):
             success_url=self.success_url,
             cancel_url=self.cancel_url,
             code=self.code,
-            provider=self.provider.value,
+            provider=self.provider or provider,
             idempotency_key=idempotency_key,
         )
+
+
+class ConfirmOrderBody(Body):
+    """Nothing is to be said."""
+
+
+class CancelOrderBody(Body):
+    """Whether the units of a paid order go back on sale; those of an unpaid one always do."""
+
+    restock: bool
+
+
+class RefundBody(Body):
+    """A refund under an id of the caller's: the same id again is the same refund. All that is left, if no amount."""
+
+    id: Identifier
+    amount_minor: Annotated[int, Field(ge=1, le=LARGEST_AMOUNT_MINOR)] | None = None
+    reason: Annotated[Printable, Field(max_length=500)] = ""
 
 
 def checkout_content(answer: CheckoutAnswer) -> dict[str, Any]:
@@ -119,7 +138,10 @@ def order_content(story: OrderStory) -> dict[str, Any]:
             }
             for payment in story.payments
         ],
-        "refunds": [],
+        "refunds": [
+            {"id": refund.id, "amount_minor": refund.amount_minor, "status": refund.status.value}
+            for refund in story.refunds
+        ],
         "lines": [
             {
                 "product": line.product,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 from engine.domain import Provider
 
@@ -41,6 +41,8 @@ class FrozenAttempt:
     cancel_url: str
     expires_at_s: int | None
     provider: Provider = Provider.STRIPE
+    reference: str | None = None
+    """The session's id where we choose it ourselves, so that news of it find the order without our marks."""
 
 
 class SessionState(StrEnum):
@@ -196,6 +198,14 @@ class PaymentPort(Protocol):
     ``engine.errors.ProviderTimeout`` when it is unknown whether it acted.
     """
 
+    sessions_end: ClassVar[bool]
+    """Whether a session ends at the second that it was given, and can be closed before. Otherwise it only lapses: it is
+    not on offer any more, and a payment may come all the same."""
+
+    def reference_of(self, order_id: str, number: int) -> str | None:
+        """The id that the session of this attempt will have, where it is ours to choose; None where it is not."""
+        ...
+
     async def open(self, attempt: FrozenAttempt) -> Session:
         """Create the session of a frozen attempt, or get the one that the same attempt created before.
 
@@ -230,3 +240,7 @@ class PaymentPort(Protocol):
     async def close(self) -> None:
         """Release connections."""
         ...
+
+
+PaymentPorts = Mapping[Provider, PaymentPort]
+"""The adapters by the provider that each speaks to."""

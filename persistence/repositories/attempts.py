@@ -1,4 +1,4 @@
-"""Attempts at a provider: frozen, then opened, paid, expired or failed."""
+"""Attempts at a provider: frozen, then opened, closed for the next, paid, expired or failed."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 from sqlalchemy import Row, and_, func, insert, or_, select, text, tuple_, update
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
-from engine.domain import AttemptStatus, OrderEvent, OrderStatus, Provider, Reservation
-from engine.orders import Attempt
+from engine.domain import AttemptStatus, MismatchPolicy, OrderEvent, OrderStatus, Provider, Reservation
+from engine.orders import Asked, Attempt
 from engine.payments.port import FrozenAttempt, PricedLine, Session
 from persistence.database import transaction
 from persistence.repositories.binding import match_session
@@ -19,8 +19,8 @@ from persistence.tables import Attempt as AttemptRow
 from persistence.tables import Order, OrderHistory
 
 _UNSETTLED = (OrderStatus.PENDING.value, OrderStatus.CANCELLED.value)
-_WAITING = (AttemptStatus.FROZEN.value, AttemptStatus.OPEN.value)
-_OVER = (AttemptStatus.FAILED.value, AttemptStatus.EXPIRED.value)
+_WAITING = (AttemptStatus.FROZEN, AttemptStatus.OPEN, AttemptStatus.CLOSING, AttemptStatus.UNPAID)
+_OVER = (AttemptStatus.FAILED.value, AttemptStatus.EXPIRED.value, AttemptStatus.CLOSING.value)
 _KEY_LIFE = text("interval '25 hours'")
 """Longer than a session without an expiry of its own stays open at a provider."""
 
@@ -28,35 +28,42 @@ _KEY_LIFE = text("interval '25 hours'")
 class PostgresAttempts:
     """Implements :class:`engine.ports.AttemptStore`."""
 
-    def __init__(self, engine: AsyncEngine, prefix: str, provider: Provider) -> None:
+    def __init__(self, engine: AsyncEngine, prefix: str, mismatched: MismatchPolicy = MismatchPolicy.REFUND) -> None:
         """``prefix`` is the deployment's, under which commits and rebuilds wait for each other."""
         self._engine = engine
         self._prefix = prefix
-        self._provider = provider
+        self._mismatched = mismatched
 
-    async def start(self, attempt: FrozenAttempt, reservation: Reservation | None) -> bool:
-        """Commit the next attempt of an order; False when it has that attempt already, or was paid.
+    async def start(self, attempt: FrozenAttempt, reservation: Reservation | None, asked: Asked | None = None) -> bool:
+        """Commit the next attempt of an order; False when it has that attempt already, or was paid or withdrawn.
 
-        Raises ``NotReady`` when the epoch that granted its units has ended: they are not held any more.
+        The one before ends with this, if it was closing. Raises ``NotReady`` when the epoch that granted or extended
+        its units has ended: they are not held any more.
         """
         async with transaction(self._engine) as connection:
             # Reservations before orders, as the persister takes them, so that neither waits for the other.
             if reservation is not None:
                 await require_epoch(connection, self._prefix, reservation.epoch)
                 await upsert_reservations(connection, [reservation])
-            status = await connection.scalar(select(Order.status).where(Order.id == attempt.order_id).with_for_update())
+            order = (
+                await connection.execute(
+                    select(Order.status, Order.withdrawn).where(Order.id == attempt.order_id).with_for_update()
+                )
+            ).one_or_none()
             before = await load_newest(connection, attempt.order_id)
-            if status not in _UNSETTLED or before is None or before.frozen.number + 1 != attempt.number:
+            if order is None or order.status not in _UNSETTLED or order.withdrawn:
                 return False
-            if before.status not in _OVER:
+            if before is None or before.frozen.number + 1 != attempt.number or before.status not in _OVER:
                 return False
-            changed: dict[str, Any] = {"status": OrderStatus.PENDING.value}
+            if before.status is AttemptStatus.CLOSING:
+                await _end_closing(connection, before)
+            changed: dict[str, Any] = {"status": OrderStatus.PENDING.value, "provider": attempt.provider.value}
             if reservation is not None:
                 changed["reservation_id"] = reservation.id
                 changed["period"] = reservation.period
                 changed["expires_at_ms"] = reservation.expires_at_ms
             await connection.execute(update(Order).where(Order.id == attempt.order_id).values(changed))
-            await add_attempt(connection, attempt, self._provider)
+            await add_attempt(connection, attempt, reservation, asked)
         return True
 
     async def attach(self, attempt: FrozenAttempt, session: Session) -> int | None:
@@ -65,14 +72,17 @@ class PostgresAttempts:
         A session whose events were faster keeps the status that they gave it.
         """
         async with transaction(self._engine) as connection:
-            await connection.execute(select(Order.id).where(Order.id == attempt.order_id).with_for_update())
+            await _lock_order(connection, attempt)
             opened = await connection.execute(
                 update(AttemptRow)
                 .where(
                     _is(attempt),
                     or_(
                         AttemptRow.status == AttemptStatus.FROZEN,
-                        and_(AttemptRow.session_id == session.id, AttemptRow.status != AttemptStatus.FAILED),
+                        and_(
+                            AttemptRow.session_id == session.id,
+                            AttemptRow.status.not_in([AttemptStatus.FAILED, AttemptStatus.CLOSING]),
+                        ),
                     ),
                 )
                 .values(
@@ -86,17 +96,44 @@ class PostgresAttempts:
             )
             if opened.one_or_none() is None:
                 return None
-            details = {"attempt": attempt.number, "session": session.id}
+            details = {"attempt": attempt.number, "provider": attempt.provider.value, "session": session.id}
             await add_history(connection, attempt.order_id, OrderEvent.SESSION_OPENED, details)
-            return await match_session(connection, self._provider, session.id)
+            return await match_session(connection, attempt.provider, session.id, self._mismatched)
+
+    async def close(self, attempt: FrozenAttempt, session_id: str | None) -> bool:
+        """Note that an attempt gives way to the next, and which session it has; False when it can't any more.
+
+        From here on news that its session ended give nothing back: the units are the next attempt's.
+        """
+        async with transaction(self._engine) as connection:
+            await _lock_order(connection, attempt)
+            closing = await connection.execute(
+                update(AttemptRow)
+                .where(
+                    _is(attempt),
+                    AttemptRow.status.in_([AttemptStatus.FROZEN, AttemptStatus.OPEN, AttemptStatus.CLOSING]),
+                )
+                .values(status=AttemptStatus.CLOSING.value, session_id=func.coalesce(AttemptRow.session_id, session_id))
+                .returning(AttemptRow.number)
+            )
+            if closing.one_or_none() is None:
+                return False
+            if session_id is not None:
+                await match_session(connection, attempt.provider, session_id, self._mismatched)
+            return True
 
     async def fail(self, attempt: FrozenAttempt, reason: str) -> bool:
         """Note that an attempt came to nothing and cancel its order; False when it isn't waiting any more."""
         async with transaction(self._engine) as connection:
-            await connection.execute(select(Order.id).where(Order.id == attempt.order_id).with_for_update())
+            await _lock_order(connection, attempt)
             failed = await connection.execute(
                 update(AttemptRow)
-                .where(_is(attempt), AttemptRow.status == AttemptStatus.FROZEN, AttemptRow.session_id.is_(None))
+                .where(
+                    _is(attempt),
+                    AttemptRow.status == AttemptStatus.FROZEN,
+                    # A reference of our own choosing says nothing of whether the provider heard of it.
+                    func.coalesce(AttemptRow.session_id, "") == (attempt.reference or ""),
+                )
                 .values(status=AttemptStatus.FAILED.value)
                 .returning(AttemptRow.number)
             )
@@ -111,16 +148,30 @@ class PostgresAttempts:
             await add_history(connection, attempt.order_id, OrderEvent.ATTEMPT_FAILED, details)
         return True
 
+    async def end(self, attempt: FrozenAttempt) -> None:
+        """Note that a closing attempt's session is over; with no attempt after it, its order is cancelled."""
+        async with transaction(self._engine) as connection:
+            await _lock_order(connection, attempt)
+            newest = await load_newest(connection, attempt.order_id)
+            if newest is None or newest.frozen.number != attempt.number:
+                return
+            if newest.status is AttemptStatus.CLOSING:
+                await _end_closing(connection, newest)
+                await connection.execute(
+                    update(Order)
+                    .where(Order.id == attempt.order_id, Order.status == OrderStatus.PENDING)
+                    .values(status=OrderStatus.CANCELLED.value)
+                )
+
     async def load_overdue(self, before_s: int, after: tuple[str, int], limit: int) -> list[Attempt]:
-        """Attempts that wait although their session should have ended; those without an end, after a day."""
+        """Attempts that wait although the provider should have spoken; those without an end, after a day."""
         lapsed = or_(
-            AttemptRow.session_expires_at_s < before_s,
-            and_(AttemptRow.session_expires_at_s.is_(None), AttemptRow.created_at < func.now() - _KEY_LIFE),
+            AttemptRow.look_up_at_s < before_s,
+            and_(AttemptRow.look_up_at_s.is_(None), AttemptRow.created_at < func.now() - _KEY_LIFE),
         )
         statement = (
             select(*AttemptRow.__table__.c)
             .where(
-                AttemptRow.provider == self._provider,
                 AttemptRow.status.in_(_WAITING),
                 lapsed,
                 tuple_(AttemptRow.order_id, AttemptRow.number) > after,
@@ -131,18 +182,46 @@ class PostgresAttempts:
         async with transaction(self._engine) as connection:
             return [attempt_of(row) for row in await connection.execute(statement)]
 
+    async def look_up_later(self, attempt: FrozenAttempt, at_s: int) -> None:
+        """Ask the provider again at this second, unless it speaks before."""
+        async with transaction(self._engine) as connection:
+            await connection.execute(update(AttemptRow).where(_is(attempt)).values(look_up_at_s=at_s))
 
-async def add_attempt(connection: AsyncConnection, attempt: FrozenAttempt, provider: Provider) -> None:
+    async def count_on(self, tenant: str, reservation_id: str) -> int:
+        """How many attempts a reservation has had."""
+        statement = (
+            select(func.count())
+            .select_from(AttemptRow)
+            .join(Order, Order.id == AttemptRow.order_id)
+            .where(
+                Order.tenant == tenant,
+                Order.reservation_id == reservation_id,
+                AttemptRow.parameters["reservation_id"].astext == reservation_id,
+            )
+        )
+        async with transaction(self._engine) as connection:
+            return await connection.scalar(statement) or 0
+
+
+async def add_attempt(
+    connection: AsyncConnection, attempt: FrozenAttempt, reservation: Reservation | None, asked: Asked | None = None
+) -> None:
     """Insert a frozen attempt; its order must be there."""
+    # Where the provider knows no end, it is asked when ours has come.
+    ends_s = None if reservation is None else reservation.expires_at_ms // 1000
     await connection.execute(
         insert(AttemptRow).values(
             order_id=attempt.order_id,
             number=attempt.number,
-            provider=provider.value,
+            provider=attempt.provider.value,
             idempotency_key=attempt.idempotency_key,
             parameters=asdict(attempt),
             status=AttemptStatus.FROZEN.value,
+            session_id=attempt.reference,
             session_expires_at_s=attempt.expires_at_s,
+            look_up_at_s=attempt.expires_at_s or ends_s,
+            asked_by=None if asked is None else asked.idempotency_key,
+            request_fingerprint=None if asked is None else asked.fingerprint,
         )
     )
 
@@ -171,9 +250,10 @@ async def add_history(
 
 def attempt_of(row: Row[Any]) -> Attempt:
     """An attempt from a row of all columns."""
+    provider = Provider(row.provider)
     return Attempt(
-        frozen=frozen_of(row.parameters),
-        provider=Provider(row.provider),
+        frozen=_frozen_of(row.parameters, provider),
+        provider=provider,
         status=AttemptStatus(row.status),
         session_id=row.session_id,
         url=row.url,
@@ -181,10 +261,25 @@ def attempt_of(row: Row[Any]) -> Attempt:
     )
 
 
-def frozen_of(parameters: dict[str, Any]) -> FrozenAttempt:
+def _frozen_of(parameters: dict[str, Any], provider: Provider) -> FrozenAttempt:
     """A frozen attempt from what was stored of it."""
     lines = tuple(PricedLine(**line) for line in parameters["lines"])
-    return FrozenAttempt(**{**parameters, "lines": lines})
+    return FrozenAttempt(**{**parameters, "lines": lines, "provider": provider})
+
+
+async def _lock_order(connection: AsyncConnection, attempt: FrozenAttempt) -> None:
+    await connection.execute(select(Order.id).where(Order.id == attempt.order_id).with_for_update())
+
+
+async def _end_closing(connection: AsyncConnection, before: Attempt) -> None:
+    """The session of an attempt that gave way can't be paid any more, or is at least not on offer."""
+    await connection.execute(
+        update(AttemptRow)
+        .where(_is(before.frozen), AttemptRow.status == AttemptStatus.CLOSING)
+        .values(status=AttemptStatus.EXPIRED.value)
+    )
+    details = {"attempt": before.frozen.number, "session": before.session_id}
+    await add_history(connection, before.frozen.order_id, OrderEvent.SESSION_CLOSED, details)
 
 
 def _is(attempt: FrozenAttempt) -> Any:

@@ -12,9 +12,20 @@ from sqlalchemy import Row, func, select, text, update
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from engine.domain import OrderEvent, Outcome, PaymentStatus, Provider, SettlementKind, SettlementState
+from engine.domain import (
+    AttemptStatus,
+    MismatchPolicy,
+    OrderEvent,
+    Outcome,
+    PaymentStatus,
+    Provider,
+    RefundCause,
+    SettlementKind,
+    SettlementState,
+)
 from engine.orders import StoredSettlement
 from engine.payments.port import ProviderEvent
+from persistence.refunding import count_news, owe_refunds
 from persistence.settling import settle_order
 from persistence.tables import OrderHistory, Payment, Settlement
 
@@ -29,6 +40,14 @@ from attempts a join orders o on o.id = a.order_id
 where """
 
 
+_MONEY = (SettlementKind.COMPLETE, SettlementKind.HOLD)
+_ATTEMPT_AFTER = {
+    SettlementKind.COMPLETE: AttemptStatus.PAID,
+    SettlementKind.HOLD: AttemptStatus.UNPAID,
+    SettlementKind.RELEASE: AttemptStatus.EXPIRED,
+}
+
+
 @dataclass(frozen=True, slots=True)
 class Target:
     """The attempt that an event is about, and its order."""
@@ -36,6 +55,7 @@ class Target:
     order_id: str
     tenant: str
     number: int
+    status: AttemptStatus
     is_newest: bool
     session_id: str | None
     present_reservation: str | None
@@ -44,11 +64,26 @@ class Target:
     currency: str
 
     def reservation_for(self, kind: SettlementKind) -> str | None:
-        """Money counts for what the order holds now; an ended session gives back only what it was opened for."""
-        return self.present_reservation if kind is SettlementKind.COMPLETE else self.attempt_reservation
+        """Money, here or on its way, counts for what the order holds now; an ended session gives back only what it was
+        opened for, and nothing where the next attempt goes on with that."""
+        if kind in _MONEY:
+            return self.present_reservation
+        return None if self.gave_way else self.attempt_reservation
+
+    @property
+    def gave_way(self) -> bool:
+        """Whether another attempt goes on, or is about to, with the reservation of this one."""
+        if self.status is AttemptStatus.CLOSING:
+            return True
+        return not self.is_newest and self.attempt_reservation == self.present_reservation
 
 
-async def match_session(connection: AsyncConnection, provider: Provider, session_id: str) -> int:
+async def match_session(
+    connection: AsyncConnection,
+    provider: Provider,
+    session_id: str,
+    policy: MismatchPolicy,
+) -> int:
     """Bind the unmatched events of a session that has become known; answers how many there were."""
     target = await _lock_target(connection, _BY_SESSION, {"provider": provider.value, "session": session_id})
     if target is None:
@@ -64,7 +99,7 @@ async def match_session(connection: AsyncConnection, provider: Provider, session
     )
     unmatched = (await connection.execute(statement)).all()
     for row in unmatched:
-        await bind(connection, row, target)
+        await bind(connection, row, target, policy)
     return len(unmatched)
 
 
@@ -91,6 +126,7 @@ async def _find_target(connection: AsyncConnection, where: str, values: dict[str
         order_id=row.order_id,
         tenant=row.tenant,
         number=row.number,
+        status=AttemptStatus(row.status),
         is_newest=row.is_newest,
         session_id=row.session_id,
         present_reservation=row.reservation_id,
@@ -113,17 +149,22 @@ async def _lock_target(connection: AsyncConnection, where: str, values: dict[str
     return await _find_target(connection, where, values)
 
 
-async def bind(connection: AsyncConnection, stored: Row[Any], target: Target) -> StoredSettlement | None:
+async def bind(
+    connection: AsyncConnection,
+    stored: Row[Any],
+    target: Target,
+    policy: MismatchPolicy,
+) -> StoredSettlement | None:
     """Bind a stored event to its order, whose row is locked; None when nothing is left to apply in Redis."""
     kind = SettlementKind(stored.kind)
     await _note_session(connection, stored, target, kind)
     differs = (stored.amount_minor, (stored.currency or "").upper()) != (target.amount_minor, target.currency.upper())
-    if kind is SettlementKind.COMPLETE and differs:
-        await _set_aside(connection, stored, target)
+    if kind in _MONEY and differs:
+        await _set_aside(connection, stored, target, policy)
         return None
     is_stray = target.session_id not in (None, stored.session_id)
     # An ended session cancels its order only while no later attempt is on offer.
-    concerns_order = kind is SettlementKind.COMPLETE or (target.is_newest and not is_stray)
+    concerns_order = kind in _MONEY or (target.is_newest and not is_stray and not target.gave_way)
     reservation = target.reservation_for(kind)
     bound: dict[str, Any] = {
         "state": SettlementState.STORED.value,
@@ -152,30 +193,33 @@ async def _note_session(connection: AsyncConnection, stored: Row[Any], target: T
     """What the event says of the attempt: its session, if we had not noted it, and how it ended."""
     if target.session_id not in (None, stored.session_id):
         return
-    paid = kind is SettlementKind.COMPLETE
     await connection.execute(
         text(
-            "update attempts set session_id = :session, status = case when :paid or status in ('frozen', 'open')"
-            " then :status else status end where order_id = :order and number = :number"
+            "update attempts set session_id = :session, status = case"
+            " when cast(:kind as text) = 'complete' then :status"
+            " when :kind = 'hold' and status in ('frozen', 'open', 'closing') then :status"
+            " when :kind = 'release' and status in ('frozen', 'open', 'unpaid') then :status"
+            " else status end where order_id = :order and number = :number"
         ),
         {
             "session": stored.session_id,
-            "paid": paid,
-            "status": "paid" if paid else "expired",
+            "kind": kind.value,
+            "status": _ATTEMPT_AFTER[kind].value,
             "order": target.order_id,
             "number": target.number,
         },
     )
 
 
-async def _set_aside(connection: AsyncConnection, stored: Row[Any], target: Target) -> None:
-    """Another amount or currency than was asked for: recorded, owed back, and never a completion."""
+async def _set_aside(connection: AsyncConnection, stored: Row[Any], target: Target, policy: MismatchPolicy) -> None:
+    """Another amount or currency than was asked for: recorded, owed back or flagged, and never a completion."""
     await connection.execute(
         update(Settlement)
         .where(Settlement.id == stored.id)
         .values(state=SettlementState.MISMATCHED.value, tenant=target.tenant, order_id=target.order_id)
     )
-    if stored.payment_ref and stored.amount_minor is not None:
+    is_payment = stored.kind == SettlementKind.COMPLETE and stored.payment_ref and stored.amount_minor is not None
+    if is_payment:
         await connection.execute(
             insert(Payment)
             .values(
@@ -185,7 +229,7 @@ async def _set_aside(connection: AsyncConnection, stored: Row[Any], target: Targ
                 ref=stored.payment_ref,
                 amount_minor=stored.amount_minor,
                 currency=stored.currency or "",
-                status=PaymentStatus.REFUND_OWED.value,
+                status=PaymentStatus.FLAGGED.value,
                 settlement_id=stored.id,
             )
             .on_conflict_do_nothing(index_elements=["provider", "ref"])
@@ -194,22 +238,15 @@ async def _set_aside(connection: AsyncConnection, stored: Row[Any], target: Targ
         "expected": {"amount_minor": target.amount_minor, "currency": target.currency},
         "received": {"amount_minor": stored.amount_minor, "currency": stored.currency},
     }
-    await _add_event(connection, target, OrderEvent.AMOUNT_MISMATCH, details, stored.id)
-
-
-async def note_pending(connection: AsyncConnection, target: Target, event: ProviderEvent) -> None:
-    """A delayed method: complete at the provider, and no money yet."""
-    details = {"event": event.dedup_key, "session": event.session_id}
-    await _add_event(connection, target, OrderEvent.PAYMENT_PENDING, details, event.dedup_key)
-
-
-async def _add_event(
-    connection: AsyncConnection, target: Target, event: OrderEvent, details: dict[str, Any], once: str
-) -> None:
     statement = insert(OrderHistory).values(
-        order_id=target.order_id, event=event.value, details=details, settlement_id=once
+        order_id=target.order_id, event=OrderEvent.AMOUNT_MISMATCH.value, details=details, settlement_id=stored.id
     )
     await connection.execute(statement.on_conflict_do_nothing(index_elements=["order_id", "event", "settlement_id"]))
+    if is_payment:
+        payment = (stored.provider, stored.payment_ref)
+        if policy is MismatchPolicy.REFUND:
+            await owe_refunds(connection, {payment: RefundCause.MISMATCHED})
+        await count_news(connection, [payment])
 
 
 def waiting(row: Row[Any]) -> StoredSettlement | None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
+from uuid import uuid4
 
-from sqlalchemy import Row, bindparam, select, text
+from sqlalchemy import Row, bindparam, select, text, update
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
@@ -16,6 +18,7 @@ from engine.records import encode_reservation
 from persistence.database import transaction
 from persistence.repositories.attempts import add_attempt, add_history, load_newest
 from persistence.repositories.epochs import require_epoch
+from persistence.repositories.refunds import load_refunds
 from persistence.repositories.reservations import upsert_reservations
 from persistence.repositories.settlements import add_settlement
 from persistence.settling import settle_order
@@ -42,6 +45,14 @@ order by created_at, id
 limit :limit
 """)
 
+_ASKED = text("""
+select a.order_id, a.request_fingerprint
+from attempts a join orders o on o.id = a.order_id
+where o.tenant = :tenant and a.asked_by = :key
+order by a.created_at desc
+limit 1
+""")
+
 _ORDERS = text("""
 select o.*, r.status as reservation_status, greatest(o.expires_at_ms, r.expires_at_ms) as held_until_ms
 from orders o left join reservations r on r.tenant = o.tenant and r.id = o.reservation_id
@@ -57,11 +68,60 @@ class PostgresOrders:
         self._engine = engine
         self._prefix = prefix
 
-    async def find(self, tenant: str, order_id: str) -> Placed | None:
-        """An order and its newest attempt."""
+    async def find(self, tenant: str, order_id: str, idempotency_key: str | None = None) -> Placed | None:
+        """An order and its newest attempt, by its id, or by the key that asked for one of its further attempts."""
         async with transaction(self._engine) as connection:
-            orders = await _load(connection, tenant, [order_id])
-            return Placed(orders[0], await load_newest(connection, order_id)) if orders else None
+            placed = await _placed(connection, tenant, order_id)
+            if placed is not None or idempotency_key is None:
+                return placed
+            asked = (await connection.execute(_ASKED, {"tenant": tenant, "key": idempotency_key})).one_or_none()
+            if asked is None:
+                return None
+            placed = await _placed(connection, tenant, asked.order_id)
+            return None if placed is None else replace(placed, asked_fingerprint=asked.request_fingerprint)
+
+    async def find_by_reservation(self, tenant: str, reservation_id: str) -> Placed | None:
+        """The order that holds a reservation, and its newest attempt."""
+        statement = select(OrderRow.id).where(OrderRow.tenant == tenant, OrderRow.reservation_id == reservation_id)
+        async with transaction(self._engine) as connection:
+            order_id = await connection.scalar(statement)
+            return None if order_id is None else await _placed(connection, tenant, order_id)
+
+    async def confirm(self, tenant: str, order_id: str) -> OrderStatus | None:
+        """Have a paid order confirmed; the status that it had before, None when there is no such order."""
+        async with transaction(self._engine) as connection:
+            status = await _lock(connection, tenant, order_id)
+            if status is OrderStatus.PAID:
+                await connection.execute(
+                    update(OrderRow).where(OrderRow.id == order_id).values(status=OrderStatus.CONFIRMED.value)
+                )
+                await add_history(connection, order_id, OrderEvent.CONFIRMED, {})
+            return status
+
+    async def withdraw(self, tenant: str, order_id: str) -> bool:
+        """Cancel an order that nobody has paid, once; False when it was paid meanwhile."""
+        async with transaction(self._engine) as connection:
+            status = await _lock(connection, tenant, order_id)
+            if status not in (OrderStatus.PENDING, OrderStatus.CANCELLED):
+                return False
+            withdrawn = await connection.execute(
+                update(OrderRow)
+                .where(OrderRow.id == order_id, OrderRow.withdrawn.is_(False))
+                .values(status=OrderStatus.CANCELLED.value, withdrawn=True)
+                .returning(OrderRow.id)
+            )
+            if withdrawn.one_or_none() is not None:
+                await add_history(connection, order_id, OrderEvent.CANCELLED, {"unpaid": True})
+            return True
+
+    async def cancel_unreserved(self, tenant: str, order_id: str) -> bool:
+        """Cancel a paid order that holds no reservation; its payments are owed back. False when it isn't paid."""
+        async with transaction(self._engine) as connection:
+            status = await _lock(connection, tenant, order_id)
+            if status not in (OrderStatus.PAID, OrderStatus.CONFIRMED):
+                return False
+            await _settle_unreserved(connection, Provider.API, uuid4().hex, SettlementKind.CANCEL, (tenant, order_id))
+            return True
 
     async def place(self, placement: Placement) -> bool:
         """Commit what a checkout holds; False, and nothing written, when the order is there already.
@@ -94,9 +154,10 @@ class PostgresOrders:
                     for position, line in enumerate(order.lines, start=1)
                 ],
             )
-            await add_history(connection, order.id, OrderEvent.CREATED, {})
+            details = {"amount_minor": order.amount_minor, "currency": order.currency}
+            await add_history(connection, order.id, OrderEvent.CREATED, details)
             if placement.attempt is not None:
-                await add_attempt(connection, placement.attempt, order.provider)
+                await add_attempt(connection, placement.attempt, placement.reservation)
             else:
                 await _settle_free(connection, placement)
         return True
@@ -135,20 +196,43 @@ async def _settle_free(connection: AsyncConnection, placement: Placement) -> Non
             record=encode_reservation(placement.reservation),
         )
         return
-    settlement = await connection.execute(
-        insert(Settlement)
-        .values(
-            id=order.id,
-            provider=Provider.NONE.value,
-            dedup_key=order.id,
-            kind=SettlementKind.COMPLETE.value,
-            tenant=order.tenant,
-            order_id=order.id,
+    await _settle_unreserved(connection, Provider.NONE, order.id, SettlementKind.COMPLETE, (order.tenant, order.id))
+
+
+async def _settle_unreserved(
+    connection: AsyncConnection,
+    provider: Provider,
+    identifier: str,
+    kind: SettlementKind,
+    order: tuple[str, str],
+) -> None:
+    """Store a settlement of an order that has no reservation, and settle the order by it."""
+    tenant, order_id = order
+    await connection.execute(
+        insert(Settlement).values(
+            id=identifier,
+            provider=provider.value,
+            dedup_key=identifier,
+            kind=kind.value,
+            tenant=tenant,
+            order_id=order_id,
             state=SettlementState.STORED.value,
         )
-        .returning(Settlement.id)
     )
-    await settle_order(connection, settlement.scalar_one())
+    await settle_order(connection, identifier)
+
+
+async def _lock(connection: AsyncConnection, tenant: str, order_id: str) -> OrderStatus | None:
+    """The stored status of an order, whose row is locked from here on."""
+    status = await connection.scalar(
+        select(OrderRow.status).where(OrderRow.tenant == tenant, OrderRow.id == order_id).with_for_update()
+    )
+    return None if status is None else OrderStatus(status)
+
+
+async def _placed(connection: AsyncConnection, tenant: str, order_id: str) -> Placed | None:
+    orders = await _load(connection, tenant, [order_id])
+    return Placed(orders[0], await load_newest(connection, order_id)) if orders else None
 
 
 async def _load(connection: AsyncConnection, tenant: str, order_ids: Sequence[str]) -> list[Order]:
@@ -186,7 +270,16 @@ async def _stories(connection: AsyncConnection, tenant: str, order_ids: Sequence
     told = select(*OrderHistory.__table__.c).where(OrderHistory.order_id.in_(order_ids)).order_by(OrderHistory.id)
     for row in await connection.execute(told):
         history.setdefault(row.order_id, []).append(HistoryEntry(row.at, row.event, row.details))
-    return [OrderStory(order, tuple(payments.get(order.id, ())), tuple(history.get(order.id, ()))) for order in orders]
+    refunds = await load_refunds(connection, order_ids)
+    return [
+        OrderStory(
+            order,
+            tuple(payments.get(order.id, ())),
+            tuple(refunds.get(order.id, ())),
+            tuple(history.get(order.id, ())),
+        )
+        for order in orders
+    ]
 
 
 def _columns(order: Order) -> dict[str, Any]:
@@ -237,6 +330,7 @@ def _order(row: Row[Any], lines: tuple[OrderLine, ...]) -> Order:
         expires_at_ms=row.held_until_ms,
         status=status,
         late=row.late,
+        withdrawn=row.withdrawn,
         refunded_minor=row.refunded_minor,
         created_at=row.created_at,
     )

@@ -9,31 +9,34 @@ from sqlalchemy import func, select, text, update
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
-from engine.domain import Provider, Reservation, SettlementKind, SettlementState
+from engine.domain import MismatchPolicy, Provider, Reservation, SettlementKind, SettlementState
 from engine.errors import StorageUnavailable
 from engine.orders import StoredSettlement
 from engine.payments.port import EventKind, ProviderEvent
 from persistence.database import transaction
-from persistence.repositories.binding import bind, match_session, note_pending, resolve, stored_settlement, waiting
+from persistence.repositories.binding import bind, match_session, resolve, stored_settlement, waiting
 from persistence.repositories.epochs import require_epoch
 from persistence.tables import Attempt, Settlement
 
-_KINDS = {EventKind.PAID: SettlementKind.COMPLETE, EventKind.EXPIRED: SettlementKind.RELEASE}
+_KINDS = {
+    EventKind.PAID: SettlementKind.COMPLETE,
+    EventKind.UNPAID: SettlementKind.HOLD,
+    EventKind.EXPIRED: SettlementKind.RELEASE,
+}
 
 
 class PostgresSettlements:
     """Implements :class:`engine.ports.SettlementStore`."""
 
-    def __init__(self, engine: AsyncEngine, prefix: str) -> None:
+    def __init__(self, engine: AsyncEngine, prefix: str, mismatched: MismatchPolicy = MismatchPolicy.REFUND) -> None:
         """``prefix`` is the deployment's, under which commits and rebuilds wait for each other."""
         self._engine = engine
         self._prefix = prefix
+        self._mismatched = mismatched
 
     async def find_reservation_of(self, provider: Provider, event: ProviderEvent) -> tuple[str, str] | None:
         """Tenant and reservation that the event would settle."""
-        kind = _KINDS.get(event.kind)
-        if kind is None:
-            return None
+        kind = _KINDS[event.kind]
         async with transaction(self._engine) as connection:
             target = await resolve(connection, provider, event)
         reservation = None if target is None else target.reservation_for(kind)
@@ -48,11 +51,7 @@ class PostgresSettlements:
             target = await resolve(connection, provider, event, lock=True)
             if target is None and event.marked_order_id is not None:
                 raise StorageUnavailable("The event names an order of ours that is not visible yet.")
-            kind = _KINDS.get(event.kind)
-            if kind is None:
-                if target is not None:
-                    await note_pending(connection, target, event)
-                return None
+            kind = _KINDS[event.kind]
             same_event = select(*Settlement.__table__.c).where(
                 Settlement.provider == provider, Settlement.dedup_key == event.dedup_key
             )
@@ -63,7 +62,7 @@ class PostgresSettlements:
                 await _insert(connection, provider, event, kind, record)
                 stored = (await connection.execute(same_event)).one()
             if stored.state == SettlementState.UNMATCHED and target is not None:
-                return await bind(connection, stored, target)
+                return await bind(connection, stored, target, self._mismatched)
             return waiting(stored)
 
     async def store_order(
@@ -102,7 +101,7 @@ class PostgresSettlements:
         matched = 0
         for row in found:
             async with transaction(self._engine) as connection:
-                matched += await match_session(connection, Provider(row.provider), row.session_id)
+                matched += await match_session(connection, Provider(row.provider), row.session_id, self._mismatched)
         return matched
 
     async def load_waiting(self, limit: int) -> Sequence[StoredSettlement]:
