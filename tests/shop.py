@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from decimal import Decimal
 from itertools import count
 from typing import Any
@@ -17,23 +17,15 @@ from engine.catalogue import CatalogueService, CodeDefinition, Discount, Product
 from engine.checkout import CheckoutAnswer, CheckoutRequest, CheckoutService
 from engine.code_reservations import CodeReservations
 from engine.domain import PoolState, Provider
-from engine.errors import MalformedBody, ProviderError
 from engine.order_reading import OrderReader
 from engine.orders import Order, OrderStory
 from engine.overdue import OverdueAttempts
-from engine.payments.port import (
-    EventKind,
-    ExpireOutcome,
-    FrozenAttempt,
-    ProviderEvent,
-    Session,
-    SessionState,
-)
+from engine.payments.port import EventKind, ProviderEvent
 from engine.periods import PeriodKind, PeriodRule
 from engine.pricing import WantedLine
 from engine.redis_client import create_redis
 from engine.reservations import ReservationEngine
-from engine.settings import STRIPE_MINIMUM_SESSION_SECONDS, Settings
+from engine.settings import Settings
 from engine.settlement import SettlementService
 from persistence.admission import Admission
 from persistence.database import create_engine_from
@@ -44,113 +36,11 @@ from persistence.repositories.catalogue import PostgresCatalogue
 from persistence.repositories.orders import PostgresOrders
 from persistence.repositories.reservations import ReservationRepository
 from persistence.repositories.settlements import PostgresSettlements
+from tests.scripted_provider import ScriptedProvider
 
 TENANT = "school"
 PRODUCT = "practice-pack"
 CODE = "SCHOOL10"
-
-
-@dataclass
-class ScriptedProvider:
-    """A :class:`engine.payments.port.PaymentPort` with sessions in memory, idempotent as Stripe is.
-
-    ``before`` and ``after`` hold, per verb, what is raised in the next calls: before the provider acts, or after it.
-    """
-
-    now_s: Callable[[], int]
-    sessions: dict[str, Session] = field(default_factory=dict)
-    by_key: dict[str, tuple[FrozenAttempt, str]] = field(default_factory=dict)
-    calls: list[tuple[str, str]] = field(default_factory=list)
-    before: dict[str, list[BaseException | None]] = field(default_factory=dict)
-    after: dict[str, list[BaseException | None]] = field(default_factory=dict)
-    opened: Callable[[Session], Any] | None = None
-
-    async def open(self, attempt: FrozenAttempt) -> Session:
-        self.calls.append(("open", attempt.idempotency_key))
-        self._fail(self.before, "open")
-        if attempt.idempotency_key in self.by_key:
-            known, session_id = self.by_key[attempt.idempotency_key]
-            assert known == attempt, "the same key brought other parameters"
-            # What was true when the session was made, as Stripe replays it.
-            session = Session(
-                session_id,
-                SessionState.OPEN,
-                f"https://pay.example/{session_id}",
-                attempt.expires_at_s,
-                attempt.amount_minor,
-                attempt.currency,
-                None,
-            )
-        else:
-            left_s = None if attempt.expires_at_s is None else attempt.expires_at_s - self.now_s()
-            if left_s is not None and left_s < STRIPE_MINIMUM_SESSION_SECONDS:
-                raise ProviderError(provider_code="expires_at_too_soon")
-            session_id = f"cs_{len(self.sessions) + 1}"
-            session = Session(
-                session_id,
-                SessionState.OPEN,
-                f"https://pay.example/{session_id}",
-                attempt.expires_at_s,
-                attempt.amount_minor,
-                attempt.currency,
-                None,
-            )
-            self.by_key[attempt.idempotency_key] = (attempt, session_id)
-            self.sessions[session_id] = session
-        if self.opened is not None:
-            await self.opened(session)
-        self._fail(self.after, "open")
-        return session
-
-    async def look_up(self, session_id: str) -> Session:
-        self.calls.append(("look_up", session_id))
-        self._fail(self.before, "look_up")
-        session = self.sessions[session_id]
-        if session.state is SessionState.OPEN and session.expires_at_s and session.expires_at_s <= self.now_s():
-            session = self._becomes(session_id, SessionState.EXPIRED)
-        return session
-
-    async def expire(self, session_id: str) -> ExpireOutcome:
-        self.calls.append(("expire", session_id))
-        self._fail(self.before, "expire")
-        if self.sessions[session_id].state is SessionState.PAID:
-            return ExpireOutcome.COMPLETE
-        self._becomes(session_id, SessionState.EXPIRED)
-        return ExpireOutcome.EXPIRED
-
-    def verify(self, body: bytes, header: str | None, now_s: float) -> ProviderEvent:
-        raise MalformedBody(f"{len(body)} bytes, {header}, {now_s}: events are made here, not sent")
-
-    async def close(self) -> None:
-        return None
-
-    def pay(self, session_id: str, ref: str | None = None) -> None:
-        """The buyer pays; no event is sent by that alone."""
-        assert self.sessions[session_id].state is SessionState.OPEN
-        self._becomes(session_id, SessionState.PAID, ref or f"pi_{session_id}")
-
-    @property
-    def payable(self) -> list[str]:
-        """Sessions on which money can still be paid."""
-        return [
-            s.id
-            for s in self.sessions.values()
-            if s.state is SessionState.OPEN and (s.expires_at_s is None or s.expires_at_s > self.now_s())
-        ]
-
-    def _becomes(self, session_id: str, state: SessionState, ref: str | None = None) -> Session:
-        old = self.sessions[session_id]
-        self.sessions[session_id] = Session(
-            old.id, state, old.url, old.expires_at_s, old.amount_minor, old.currency, ref
-        )
-        return self.sessions[session_id]
-
-    @staticmethod
-    def _fail(plan: dict[str, list[BaseException | None]], verb: str) -> None:
-        if plan.get(verb):
-            error = plan[verb].pop(0)
-            if error is not None:
-                raise error
 
 
 _event_numbers = count(1)
