@@ -29,18 +29,21 @@ class ScriptedProvider:
     """
 
     now_s: Callable[[], int]
-    sessions_end: bool = True  # type: ignore[misc]  # of the class in adapters; here one class plays both parts
+    sessions_end: bool = True
     sessions: dict[str, Session] = field(default_factory=dict)
     made_at_s: dict[str, int] = field(default_factory=dict)
-    opened_at_s: dict[str, int] = field(default_factory=dict)
     by_key: dict[str, tuple[FrozenAttempt, str]] = field(default_factory=dict)
     refunds: list[ProviderRefund] = field(default_factory=list)
     refund_status: ProviderRefundStatus = ProviderRefundStatus.SUCCEEDED
-    refunds_by_key: dict[str, ProviderRefund] = field(default_factory=dict)
+    refunds_by_key: dict[str, tuple[FrozenRefund, ProviderRefund]] = field(default_factory=dict)
     calls: list[tuple[str, str]] = field(default_factory=list)
     before: dict[str, list[BaseException | None]] = field(default_factory=dict)
     after: dict[str, list[BaseException | None]] = field(default_factory=dict)
     opened: Callable[[Session], Any] | None = None
+    refunding: Callable[[FrozenRefund], Any] | None = None
+    """Awaited, as ``opened`` is, when the provider has acted and before it answers."""
+    payments: dict[str, tuple[int, str]] = field(default_factory=dict)
+    """Amount and currency of what was paid, by what a refund names."""
 
     def reference_of(self, order_id: str, number: int) -> str | None:
         return None if self.sessions_end else f"{order_id}-{number}"
@@ -48,10 +51,7 @@ class ScriptedProvider:
     async def open(self, attempt: FrozenAttempt) -> Session:
         self.calls.append(("open", attempt.idempotency_key))
         self._fail(self.before, "open")
-        if attempt.idempotency_key in self.by_key:
-            session = self._repeated(attempt)
-        else:
-            session = self._made(attempt)
+        session = self._repeated(attempt) if attempt.idempotency_key in self.by_key else self._made(attempt)
         if self.opened is not None:
             await self.opened(session)
         self._fail(self.after, "open")
@@ -124,34 +124,35 @@ class ScriptedProvider:
     async def refund(self, refund: FrozenRefund) -> ProviderRefund:
         self.calls.append(("refund", refund.idempotency_key))
         self._fail(self.before, "refund")
-        made = self.refunds_by_key.get(refund.idempotency_key) if self.sessions_end else None
-        if made is None:
-            made = self._refunded(refund)
+        known = self.refunds_by_key.get(refund.idempotency_key) if self.sessions_end else None
+        if known is None:
+            made = self._send_back(refund.payment_ref, refund.amount_minor, refund)
+            self.refunds_by_key[refund.idempotency_key] = (refund, made)
+        else:
+            asked, made = known
+            assert asked == refund, "the same key brought other parameters"
+        if self.refunding is not None:
+            await self.refunding(refund)
         self._fail(self.after, "refund")
         return made
 
-    def _refunded(self, refund: FrozenRefund) -> ProviderRefund:
-        paid = next((s.amount_minor for s in self.sessions.values() if s.payment_ref == refund.payment_ref), None)
-        gone = sum(
-            r.amount_minor
-            for r in self.refunds
-            if r.payment_ref == refund.payment_ref and r.status is not ProviderRefundStatus.FAILED
-        )
-        if paid is not None and gone >= paid:
+    def _send_back(self, payment_ref: str, amount_minor: int, mark: FrozenRefund | None) -> ProviderRefund:
+        paid, currency = self.payments[payment_ref]
+        left = paid - self.sent_back(payment_ref)
+        if left <= 0:
             raise AlreadyRefunded(provider_code="charge_already_refunded")
-        if paid is not None and gone + refund.amount_minor > paid:
+        if amount_minor > left:
             raise ProviderError(provider_code="refund_too_large")
         made = ProviderRefund(
             f"re_{len(self.refunds) + 1}",
-            refund.payment_ref,
-            refund.amount_minor,
-            refund.currency,
+            payment_ref,
+            amount_minor,
+            currency,
             self.refund_status,
-            marked_refund_id=refund.id,
-            marked_round=refund.round,
+            marked_refund_id=None if mark is None else mark.id,
+            marked_round=None if mark is None else mark.round,
         )
         self.refunds.append(made)
-        self.refunds_by_key[refund.idempotency_key] = made
         return made
 
     async def look_up_refunds(self, payment_ref: str) -> list[ProviderRefund]:
@@ -169,14 +170,33 @@ class ScriptedProvider:
         """The buyer pays; no event is sent by that alone."""
         assert self.sessions[session_id].state in (SessionState.OPEN, SessionState.UNPAID)
         own = session_id if not self.sessions_end else f"pi_{session_id}"
-        self._becomes(session_id, SessionState.PAID, ref or own)
+        session = self._becomes(session_id, SessionState.PAID, ref or own)
+        self.payments[ref or own] = (session.amount_minor, session.currency)
+
+    def send_back_by_hand(self, payment_ref: str, amount_minor: int) -> ProviderRefund:
+        """Somebody refunds at the provider's dashboard; no event is sent by that alone."""
+        return self._send_back(payment_ref, amount_minor, None)
+
+    def sent_back(self, payment_ref: str) -> int:
+        """What went back of a payment, or is on its way."""
+        return sum(
+            refund.amount_minor
+            for refund in self.refunds
+            if refund.payment_ref == payment_ref and refund.status is not ProviderRefundStatus.FAILED
+        )
+
+    def called(self, verb: str) -> list[str]:
+        """What the calls of a verb were about."""
+        return [about for called, about in self.calls if called == verb]
 
     def fail_refund(self, ref: str) -> ProviderRefund:
         """A refund comes back: the buyer's bank did not take it."""
+        return self.refund_becomes(ref, ProviderRefundStatus.FAILED, "lost_or_stolen_card")
+
+    def refund_becomes(self, ref: str, status: ProviderRefundStatus, reason: str | None = None) -> ProviderRefund:
+        """A refund gets further, or fails; no event is sent by that alone."""
         index = next(i for i, refund in enumerate(self.refunds) if refund.ref == ref)
-        self.refunds[index] = replace(
-            self.refunds[index], status=ProviderRefundStatus.FAILED, reason="lost_or_stolen_card"
-        )
+        self.refunds[index] = replace(self.refunds[index], status=status, reason=reason)
         return self.refunds[index]
 
     @property
