@@ -43,7 +43,7 @@ _LEAST_AT_STRIPE = {
     **{"GBP": 30, "AED": 200, "BGN": 100, "CZK": 1500, "DKK": 250, "HKD": 400, "HUF": 17500, "MXN": 1000},
     **{"MYR": 200, "NOK": 300, "PLN": 200, "RON": 200, "SEK": 300, "THB": 1000},
 }
-"""The smallest charges in minor units, from the table "Minimum and maximum charge amounts" at docs.stripe.com/currencies.
+"""The smallest charges in minor units, from "Minimum and maximum charge amounts" at docs.stripe.com/currencies.
 
 Stripe applies the minimum of the currency it settles in, so the least step of an unlisted currency may still be
 refused by Stripe itself, as a provider's error.
@@ -169,8 +169,15 @@ def to_stripe(amount_minor: int, currency: str) -> int:
     Raises ``Invalid`` for an unknown currency and for an amount that Stripe can't charge.
     """
     known = check_currency(currency)
-    checked = check_amount(amount_minor, known)
-    return checked * 100 if known in _STRIPE_PADDED else checked
+    return in_stripe_units(check_amount(amount_minor, known), known)
+
+
+def in_stripe_units(amount_minor: int, currency: str) -> int:
+    """An amount of money that Stripe has already, in its unit: the way back of :func:`from_stripe`.
+
+    Unchecked, because what was paid goes back whole even where we would not have asked for such an amount.
+    """
+    return amount_minor * 100 if currency.upper() in _STRIPE_PADDED else amount_minor
 
 
 def from_stripe(amount: int, currency: str) -> int | None:

@@ -14,7 +14,19 @@ if TYPE_CHECKING:
 LONGEST_NAME = 255
 """Characters of an id, reference or type at most, as Stripe promises; the database's indexes end at a few thousand."""
 
+LONGEST_URL = 5000
+
+MARK_ORDER = "lastportion_order"
+MARK_TENANT = "lastportion_tenant"
+MARK_ATTEMPT = "lastportion_attempt"
+MARK_RESERVATION = "lastportion_reservation"
+MARK_REFUND = "lastportion_refund"
+MARK_ROUND = "lastportion_round"
+"""Keys of the metadata that say whose order, which attempt of it or which refund something at a provider is for."""
+
 _IDENTIFIER = re.compile(IDENTIFIER_PATTERN)
+_LARGEST = 2**63 - 1
+"""What a bigint of the database holds."""
 
 
 def text_of(found: Mapping[str, Any], key: str, longest: int = LONGEST_NAME) -> str:
@@ -25,7 +37,39 @@ def text_of(found: Mapping[str, Any], key: str, longest: int = LONGEST_NAME) -> 
     return value
 
 
+def optional_text(found: Mapping[str, Any], key: str, longest: int = LONGEST_NAME) -> str | None:
+    """As :func:`text_of`; None where the field is null or missing."""
+    return None if found.get(key) is None else text_of(found, key, longest)
+
+
+def integer_of(found: Mapping[str, Any], key: str) -> int:
+    """A whole number from 0 to what the database can hold. Raises ``MalformedBody``."""
+    value = found.get(key)
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= _LARGEST:
+        raise MalformedBody(f"{key!r} is not a whole number.")
+    return value
+
+
+def optional_integer(found: Mapping[str, Any], key: str) -> int | None:
+    """As :func:`integer_of`; None where the field is null or missing."""
+    return None if found.get(key) is None else integer_of(found, key)
+
+
+def mapping_of(found: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    """An object in an object. Raises ``MalformedBody``."""
+    value = found.get(key)
+    if not isinstance(value, dict):
+        raise MalformedBody(f"{key!r} is not an object.")
+    return value
+
+
 def mark_of(metadata: Mapping[str, Any], key: str) -> str | None:
     """The id in one of our marks; None for what is no id of ours, since metadata is a help and not a need."""
     value = metadata.get(key)
     return value if isinstance(value, str) and _IDENTIFIER.fullmatch(value) else None
+
+
+def number_mark_of(metadata: Mapping[str, Any], key: str) -> int | None:
+    """The number in one of our marks; a mark that somebody else wrote names none."""
+    value = metadata.get(key)
+    return int(value) if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) < 10 else None

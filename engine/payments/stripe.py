@@ -1,37 +1,52 @@
-"""Stripe through its official library: opening, looking up and closing a checkout session.
+"""Stripe through its official library: checkout sessions, what was paid by them, and refunds.
 
 Which error means what is argued in ``docs/decisions/0020-what-a-stripe-error-means.md``.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
-import httpx
 import stripe
 import structlog
 
-from engine.errors import LastportionError, MalformedBody, ProviderError, ProviderTimeout
-from engine.money import to_stripe
-from engine.payments.port import ExpireOutcome, FrozenAttempt, ProviderEvent, Session, SessionState
-from engine.payments.stripe_events import MARK_ATTEMPT, MARK_ORDER, MARK_TENANT, StripeEvents, session_from
+from engine.errors import AlreadyRefunded, LastportionError, MalformedBody, ProviderError, ProviderTimeout
+from engine.money import in_stripe_units, to_stripe
+from engine.payments.fields import (
+    MARK_ATTEMPT,
+    MARK_ORDER,
+    MARK_REFUND,
+    MARK_RESERVATION,
+    MARK_ROUND,
+    MARK_TENANT,
+)
+from engine.payments.port import (
+    ExpireOutcome,
+    FrozenAttempt,
+    FrozenRefund,
+    ProviderEvent,
+    ProviderRefund,
+    Session,
+    SessionState,
+)
+from engine.payments.sending import NEVER_SENT
+from engine.payments.stripe_events import StripeEvents
+from engine.payments.stripe_objects import refund_from, session_from
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable
+    from collections.abc import AsyncIterator, Awaitable, Mapping
 
     from stripe.checkout import Session as StripeSession
+    from stripe.params import RefundCreateParams
     from stripe.params.checkout import SessionCreateParams
 
 log = structlog.get_logger(__name__)
 
-NEVER_SENT = (
-    httpx.ConnectError,
-    httpx.ConnectTimeout,
-    httpx.PoolTimeout,
-    httpx.UnsupportedProtocol,
-    httpx.LocalProtocolError,
-)
-"""What httpx raises before the first byte of a request is on the wire."""
+_STUMBLES = (AttributeError, KeyError, TypeError, ValueError)
+"""What the library raises over a body that is JSON but not Stripe's, as something between us may send."""
+
+_PAGE = 100
+"""Objects in one page of a list, which is the most that Stripe gives."""
 
 
 class StripePayments:
@@ -40,6 +55,8 @@ class StripePayments:
     ``timeout_seconds`` bounds connecting, sending and each read. The library's own retries are off by default:
     a caller who repeats the attempt under its key learns the same, and knows meanwhile that the answer is owed.
     """
+
+    sessions_end: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -59,6 +76,10 @@ class StripePayments:
             max_network_retries=network_retries,
         )
         self._events = StripeEvents(webhook_secret, tolerance_seconds=tolerance_seconds)
+
+    def reference_of(self, _order_id: str, _number: int) -> str | None:
+        """None: Stripe names its sessions itself, and our marks in them say whose they are."""
+        return None
 
     async def open(self, attempt: FrozenAttempt) -> Session:
         """Create the attempt's session, or get the one that its idempotency key created before.
@@ -90,6 +111,49 @@ class StripePayments:
             return ExpireOutcome.COMPLETE
         raise ProviderError("The payment provider did not close the session.", session_id=session_id)
 
+    async def paid_since(self, since_s: int) -> AsyncIterator[Session]:
+        """Sessions made at or after ``since_s`` that owe nothing any more, ours or not. Raises as :meth:`open` does."""
+        found = self._client.v1.checkout.sessions.list_async(
+            {"created": {"gte": since_s}, "status": "complete", "limit": _PAGE}
+        )
+        try:
+            async for item in (await found).auto_paging_iter():
+                session = _listed(item.to_dict())
+                if session is not None and session.state is SessionState.PAID:
+                    yield session
+        except stripe.StripeError as error:
+            raise _translated(error, "paid_since") from error
+        except _STUMBLES as error:
+            raise _unreadable(error, "paid_since") from error
+
+    async def refund(self, refund: FrozenRefund) -> ProviderRefund:
+        """Send money back, or get the refund that the same key made before.
+
+        Raises ``AlreadyRefunded`` when nothing of the payment is left, and otherwise as :meth:`open` does.
+        """
+        try:
+            made = await self._client.v1.refunds.create_async(
+                refund_params(refund), {"idempotency_key": refund.idempotency_key}
+            )
+            return refund_from(made.to_dict(), refund.payment_ref)
+        except stripe.StripeError as error:
+            translated = _translated(error, "refund")
+            if isinstance(translated, ProviderError) and error.code == "charge_already_refunded":
+                raise AlreadyRefunded(provider_code=error.code) from error
+            raise translated from error
+        except (MalformedBody, *_STUMBLES) as error:
+            raise _unreadable(error, "refund") from error
+
+    async def look_up_refunds(self, payment_ref: str) -> list[ProviderRefund]:
+        """Every refund of the PaymentIntent, oldest pages included. Raises as :meth:`open` does."""
+        try:
+            found = await self._client.v1.refunds.list_async({"payment_intent": payment_ref, "limit": _PAGE})
+            return [refund_from(item.to_dict(), payment_ref) async for item in found.auto_paging_iter()]
+        except stripe.StripeError as error:
+            raise _translated(error, "look_up_refunds") from error
+        except (MalformedBody, *_STUMBLES) as error:
+            raise _unreadable(error, "look_up_refunds") from error
+
     def verify(self, body: bytes, header: str | None, now_s: float) -> ProviderEvent:
         """See :meth:`engine.payments.stripe_events.StripeEvents.verify`."""
         return self._events.verify(body, header, now_s)
@@ -103,14 +167,8 @@ class StripePayments:
             return session_from((await call).to_dict())
         except stripe.StripeError as error:
             raise _translated(error, verb) from error
-        except MalformedBody as error:
-            # Stripe acted and answered 2xx, but what it did can't be read.
-            log.warning("stripe_answer_unreadable", verb=verb, reason=error.message)
-            raise ProviderTimeout from error
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
-            # The library stumbles over a body that is JSON but not Stripe's, as something between us may send.
-            log.warning("stripe_answer_unreadable", verb=verb, exc_info=True)
-            raise ProviderTimeout from error
+        except (MalformedBody, *_STUMBLES) as error:
+            raise _unreadable(error, verb) from error
 
 
 def session_params(attempt: FrozenAttempt) -> SessionCreateParams:
@@ -124,7 +182,7 @@ def session_params(attempt: FrozenAttempt) -> SessionCreateParams:
         MARK_ATTEMPT: str(attempt.number),
     }
     if attempt.reservation_id is not None:
-        marks["lastportion_reservation"] = attempt.reservation_id
+        marks[MARK_RESERVATION] = attempt.reservation_id
     params: SessionCreateParams = {
         "mode": "payment",
         "line_items": [
@@ -148,6 +206,34 @@ def session_params(attempt: FrozenAttempt) -> SessionCreateParams:
     if attempt.expires_at_s is not None:
         params["expires_at"] = attempt.expires_at_s
     return params
+
+
+def refund_params(refund: FrozenRefund) -> RefundCreateParams:
+    """What Stripe is told of a refund; the same refund gives the same parameters, whenever it is asked."""
+    marks = {MARK_REFUND: refund.id, MARK_ROUND: str(refund.round), MARK_TENANT: refund.tenant}
+    if refund.order_id is not None:
+        marks[MARK_ORDER] = refund.order_id
+    return {
+        "payment_intent": refund.payment_ref,
+        "amount": in_stripe_units(refund.amount_minor, refund.currency),
+        "metadata": marks,
+    }
+
+
+def _listed(found: Mapping[str, Any]) -> Session | None:
+    """A session in a list; None where it can't be read, so that it doesn't hide those that come after it."""
+    try:
+        return session_from(found)
+    except MalformedBody as error:
+        log.warning("stripe_session_unreadable", id=str(found.get("id"))[:64], reason=error.message)
+        return None
+
+
+def _unreadable(error: Exception, verb: str) -> ProviderTimeout:
+    """Stripe acted and answered 2xx, but what it did can't be read."""
+    reason = error.message if isinstance(error, MalformedBody) else type(error).__name__
+    log.warning("stripe_answer_unreadable", verb=verb, reason=reason)
+    return ProviderTimeout()
 
 
 def _translated(error: stripe.StripeError, verb: str) -> LastportionError:

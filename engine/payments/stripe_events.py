@@ -1,4 +1,4 @@
-"""What Stripe tells us: signed events and session objects, read with suspicion."""
+"""What Stripe tells us: signed events, verified and read with suspicion."""
 
 from __future__ import annotations
 
@@ -9,20 +9,41 @@ import orjson
 import stripe
 
 from engine.errors import BadSignature, MalformedBody
-from engine.money import from_stripe
-from engine.payments.fields import LONGEST_NAME, mark_of, text_of
-from engine.payments.port import EventKind, ProviderEvent, Session, SessionState
+from engine.payments.fields import (
+    MARK_ATTEMPT,
+    MARK_ORDER,
+    MARK_TENANT,
+    mark_of,
+    number_mark_of,
+    optional_integer,
+    text_of,
+)
+from engine.payments.port import EventKind, ProviderEvent
+from engine.payments.stripe_objects import (
+    PAID,
+    dispute_from,
+    intent_of,
+    metadata_of,
+    refund_from,
+    refund_total_from,
+    session_money,
+    session_payment_ref,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-MARK_ORDER = "lastportion_order"
-MARK_TENANT = "lastportion_tenant"
-MARK_ATTEMPT = "lastportion_attempt"
-"""Keys of the metadata that say whose order, and which attempt of it, a session is for."""
-
-_LONGEST_URL = 5000
-_PAID = ("paid", "no_payment_required")
+_ABOUT_REFUNDS = ("refund.created", "refund.updated", "refund.failed", "charge.refund.updated")
+"""The last one is the older name of ``refund.updated`` and is still sent to endpoints that ask for it."""
+_REFUND_TOTAL = "charge.refunded"
+_DISPUTE_CLOSED = "charge.dispute.closed"
+_ABOUT_DISPUTES = (
+    "charge.dispute.created",
+    "charge.dispute.updated",
+    "charge.dispute.funds_withdrawn",
+    "charge.dispute.funds_reinstated",
+    _DISPUTE_CLOSED,
+)
 
 
 class StripeEvents:
@@ -65,41 +86,47 @@ def _event(body: bytes) -> ProviderEvent:
     if not isinstance(event, dict):
         raise MalformedBody("The event is not a JSON object.")
     event_id, event_type = text_of(event, "id"), text_of(event, "type")
-    created_at_s = _optional_integer(event, "created") if event.get("object") == "event" else None
-    if not event_type.startswith("checkout.session."):
-        return ProviderEvent(EventKind.FOREIGN, event_type, event_id, None, None, None, None, created_at_s, body=event)
-    data = event.get("data")
-    found = data.get("object") if isinstance(data, dict) else None
-    if not isinstance(found, dict):
-        raise MalformedBody("The event carries no session.")
-    marks = _metadata(found)
-    amount_minor, currency = _money(found)
-    kind = _kind(event_type, found)
+    created_at_s = optional_integer(event, "created") if event.get("object") == "event" else None
+    about: dict[str, Any] = {}
+    if event_type.startswith("checkout.session."):
+        about = _about_a_session(event_type, _object(event))
+    elif event_type in _ABOUT_REFUNDS or event_type == _REFUND_TOTAL or event_type in _ABOUT_DISPUTES:
+        about = _about_money_back(event_type, _object(event))
+    nothing = {"session_id": None, "payment_ref": None, "amount_minor": None, "currency": None}
     return ProviderEvent(
-        kind=kind,
+        **({"kind": EventKind.FOREIGN} | nothing | about),
         type=event_type,
         dedup_key=event_id,
-        session_id=text_of(found, "id"),
-        payment_ref=_payment_ref(found) if kind is not EventKind.EXPIRED else None,
-        amount_minor=amount_minor,
-        currency=currency,
         created_at_s=created_at_s,
-        marked_order_id=mark_of(marks, MARK_ORDER),
-        marked_tenant=mark_of(marks, MARK_TENANT),
-        marked_attempt=_attempt(marks.get(MARK_ATTEMPT)),
         body=event,
     )
 
 
-def _attempt(mark: str | None) -> int | None:
-    """The attempt's number; a mark that somebody else wrote names none."""
-    return int(mark) if mark is not None and mark.isascii() and mark.isdigit() and len(mark) < 10 else None
+def _object(event: Mapping[str, Any]) -> Mapping[str, Any]:
+    data = event.get("data")
+    found = data.get("object") if isinstance(data, dict) else None
+    if not isinstance(found, dict):
+        raise MalformedBody("The event carries no object.")
+    return found
+
+
+def _about_a_session(event_type: str, session: Mapping[str, Any]) -> dict[str, Any]:
+    amount_minor, currency = session_money(session)
+    kind = _kind(event_type, session)
+    return {
+        "kind": kind,
+        "session_id": text_of(session, "id"),
+        "payment_ref": session_payment_ref(session) if kind is not EventKind.EXPIRED else None,
+        "amount_minor": amount_minor,
+        "currency": currency,
+        **_marks(session),
+    }
 
 
 def _kind(event_type: str, session: Mapping[str, Any]) -> EventKind:
     match event_type:
         case "checkout.session.completed" | "checkout.session.async_payment_succeeded":
-            return EventKind.PAID if text_of(session, "payment_status") in _PAID else EventKind.UNPAID
+            return EventKind.PAID if text_of(session, "payment_status") in PAID else EventKind.UNPAID
         case "checkout.session.expired" | "checkout.session.async_payment_failed":
             # A failed delayed payment leaves a session that can't be paid any more, as expiry does.
             return EventKind.EXPIRED
@@ -107,68 +134,27 @@ def _kind(event_type: str, session: Mapping[str, Any]) -> EventKind:
             return EventKind.FOREIGN
 
 
-def session_from(found: Mapping[str, Any]) -> Session:
-    """A session object as the port's type.
-
-    Raises ``MalformedBody`` when a field is missing or of a wrong type.
-    """
-    status, payment_status = text_of(found, "status"), text_of(found, "payment_status")
-    match status:
-        case "open":
-            state = SessionState.OPEN
-        case "expired":
-            state = SessionState.EXPIRED
-        case "complete":
-            state = SessionState.PAID if payment_status in _PAID else SessionState.UNPAID
-        case _:
-            raise MalformedBody(f"The session's status is {status[:32]!r}.")
-    amount_minor, currency = _money(found)
-    if amount_minor is None or currency is None:
-        raise MalformedBody("The session has no amount.")
-    return Session(
-        id=text_of(found, "id"),
-        state=state,
-        url=_optional_text(found, "url", _LONGEST_URL),
-        expires_at_s=_optional_integer(found, "expires_at"),
-        amount_minor=amount_minor,
-        currency=currency,
-        payment_ref=_payment_ref(found) if status == "complete" else None,
-    )
-
-
-def _money(session: Mapping[str, Any]) -> tuple[int | None, str | None]:
-    """Amount in our minor units (None: not a whole number of them, which equals no order's) and currency."""
-    amount, currency = _optional_integer(session, "amount_total"), _optional_text(session, "currency")
-    if amount is None or currency is None:
-        return None, currency.upper() if currency else None
-    return from_stripe(amount, currency), currency.upper()
-
-
-def _payment_ref(session: Mapping[str, Any]) -> str:
-    """The PaymentIntent's id, plain or expanded; a session that needed no payment stands for itself."""
-    intent = session.get("payment_intent")
-    if isinstance(intent, dict):
-        return text_of(intent, "id")
-    return _optional_text(session, "payment_intent") or text_of(session, "id")
-
-
-def _metadata(session: Mapping[str, Any]) -> Mapping[str, str]:
-    metadata = session.get("metadata")
-    if metadata is None:
+def _about_money_back(event_type: str, found: Mapping[str, Any]) -> dict[str, Any]:
+    """A refund, a charge's refunded total or a dispute; FOREIGN without a PaymentIntent, as no session made it."""
+    payment_ref = intent_of(found)
+    if payment_ref is None:
         return {}
-    if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
-        raise MalformedBody("The session's metadata is not a map of texts.")
-    return metadata
+    about: dict[str, Any] = {"kind": EventKind.REFUND, "payment_ref": payment_ref, **_marks(found)}
+    if event_type == _REFUND_TOTAL:
+        total = refund_total_from(found, payment_ref)
+        return about | {"refund_total": total, "amount_minor": total.total_minor, "currency": total.currency}
+    if event_type in _ABOUT_DISPUTES:
+        dispute = dispute_from(found, payment_ref, closed=event_type == _DISPUTE_CLOSED)
+        about |= {"kind": EventKind.DISPUTE, "dispute": dispute}
+        return about | {"amount_minor": dispute.amount_minor, "currency": dispute.currency}
+    refund = refund_from(found, payment_ref)
+    return about | {"refund": refund, "amount_minor": refund.amount_minor, "currency": refund.currency}
 
 
-def _optional_text(found: Mapping[str, Any], key: str, longest: int = LONGEST_NAME) -> str | None:
-    return None if found.get(key) is None else text_of(found, key, longest)
-
-
-def _optional_integer(found: Mapping[str, Any], key: str) -> int | None:
-    value = found.get(key)
-    if value is None:
-        return None
-    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 2**63:
-        raise MalformedBody(f"{key!r} is not a whole number.")
-    return value
+def _marks(found: Mapping[str, Any]) -> dict[str, Any]:
+    marks = metadata_of(found)
+    return {
+        "marked_order_id": mark_of(marks, MARK_ORDER),
+        "marked_tenant": mark_of(marks, MARK_TENANT),
+        "marked_attempt": number_mark_of(marks, MARK_ATTEMPT),
+    }

@@ -248,7 +248,7 @@ def test_amounts_come_in_our_minor_units(amount: int, currency: str, minor: int 
     assert read(stripe_event(amount_total=amount, currency=currency)).amount_minor == minor
 
 
-@pytest.mark.parametrize("event_type", ["invoice.paid", "charge.refunded", "v2.core.account.updated"])
+@pytest.mark.parametrize("event_type", ["invoice.paid", "charge.captured", "v2.core.account.updated"])
 def test_what_is_not_about_a_session_is_foreign(event_type: str) -> None:
     event = read(json.dumps({"id": "evt_9", "type": event_type, "created": "2025-06-15T00:00:00Z"}).encode())
     assert (event.kind, event.dedup_key, event.session_id) == (EventKind.FOREIGN, "evt_9", None)
