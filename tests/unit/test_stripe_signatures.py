@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.errors import BadSignature, MalformedBody
-from engine.payments.paystack import PaystackEvents
+from engine.payments.paystack_events import PaystackEvents
 from engine.payments.port import EventKind, ProviderEvent
 from engine.payments.stripe_events import StripeEvents
 
