@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import ClassVar, Protocol
+from typing import Protocol
 
 from engine.domain import Provider
 
@@ -77,8 +77,8 @@ class Session:
 class FrozenRefund:
     """Everything that a provider is told of a refund, stored before it hears of it.
 
-    ``id`` is the row of our ledger, ``round`` rises only when the provider's refund of the round before is known to
-    have failed, so that the key never brings back what failed. ``amount_minor`` is what goes back, in minor units.
+    ``id`` is the row of our ledger, ``round`` rises only when the refund of the round before is known to have failed,
+    or to have been refused, so that the key never brings back what failed. ``amount_minor`` is what goes back, in minor units.
     """
 
     id: str
@@ -198,9 +198,13 @@ class PaymentPort(Protocol):
     ``engine.errors.ProviderTimeout`` when it is unknown whether it acted.
     """
 
-    sessions_end: ClassVar[bool]
-    """Whether a session ends at the second that it was given, and can be closed before. Otherwise it only lapses: it is
-    not on offer any more, and a payment may come all the same."""
+    @property
+    def sessions_end(self) -> bool:
+        """Whether a session ends at the second that it was given, and can be closed before.
+
+        Otherwise it only lapses: it is not on offer any more, and a payment may come all the same.
+        """
+        ...
 
     def reference_of(self, order_id: str, number: int) -> str | None:
         """The id that the session of this attempt will have, where it is ours to choose; None where it is not."""
