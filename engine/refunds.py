@@ -7,7 +7,7 @@ taken down by the provider's ids, and everything else follows from that.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Protocol
 
@@ -53,8 +53,10 @@ class OwedRefunds:
 class RefundStore(Protocol):
     """The ledger, and what providers say. Every method is one transaction and raises ``StorageUnavailable``."""
 
-    async def claim(self, stale_seconds: int, refund_id: str | None = None) -> ClaimedRefund | None:
-        """Take the refund that has waited longest, or this one at once; None when there is none to take.
+    async def claim(
+        self, providers: Collection[Provider], stale_seconds: int, refund_id: str | None = None
+    ) -> ClaimedRefund | None:
+        """Take the refund by these providers that has waited longest, or this one; None when none is due.
 
         From the answer on it counts as called.
         """
@@ -73,7 +75,11 @@ class RefundStore(Protocol):
         ...
 
     async def put_back(self, claimed: ClaimedRefund, error: str, pause_seconds: int, *, is_certain: bool) -> None:
-        """Give a claim up until later. ``is_certain``: the provider did not act, so that it need not be looked up."""
+        """Give a claim up until later.
+
+        ``is_certain``: the provider did not act, so that nothing need be looked up; the next call is of a new round,
+        since under the old key the provider may say the same again without looking.
+        """
         ...
 
     async def request(self, tenant: str, order_id: str, request_id: str, amount_minor: int | None, reason: str) -> str:
@@ -107,11 +113,14 @@ class RefundService:
 
     async def pay_due(self) -> int:
         """Ask the providers for what is owed; answers how many refunds were taken in hand. Raises ``Unavailable``."""
+        answering = set(self._payments)
         for done in range(MOST_IN_ONE_RUN):
-            claimed = await self._store.claim(self._claim_seconds)
+            claimed = await self._store.claim(answering, self._claim_seconds)
             if claimed is None:
                 return done
-            await self._pay(claimed)
+            if not await self._pay(claimed):
+                # The others' refunds do not wait for its time-outs; its own wait for the next run.
+                answering.remove(claimed.provider)
         return MOST_IN_ONE_RUN
 
     async def count_pending(self) -> int:
@@ -128,7 +137,7 @@ class RefundService:
         if amount_minor is not None and amount_minor <= 0:
             raise Invalid("A refund is of something.", fields={"amount_minor": "must be positive"})
         refund_id = await self._store.request(tenant, order_id, request_id, amount_minor, reason)
-        claimed = await self._store.claim(self._claim_seconds, refund_id)
+        claimed = await self._store.claim(self._payments, self._claim_seconds, refund_id)
         if claimed is not None:
             await self._pay(claimed)
 
@@ -150,23 +159,30 @@ class RefundService:
         """What has not gone back yet, for metrics. Raises ``StorageUnavailable``."""
         return await self._store.owed()
 
-    async def _pay(self, claimed: ClaimedRefund) -> None:
+    async def _pay(self, claimed: ClaimedRefund) -> bool:
+        """Ask for one refund, unless it turns out to be made; False when the provider did not answer."""
         frozen, port = claimed.frozen, self._payments[claimed.provider]
         try:
             if claimed.was_called and await self._was_made(port, claimed):
-                return
+                return True
+        except (ProviderError, ProviderTimeout) as error:
+            await self._put_back(claimed, error, is_certain=False)
+            return isinstance(error, ProviderError)
+        try:
             made = await port.refund(frozen)
         except AlreadyRefunded:
             await self._close_refunded(port, claimed)
         except ProviderError as error:
-            # Of a call that was made before, only a look-up can say that it did nothing.
-            await self._put_back(claimed, error, is_certain=not claimed.was_called)
+            # A call before this one is over since long, and the look-up did not find that it did anything.
+            await self._put_back(claimed, error, is_certain=True)
         except ProviderTimeout as error:
             await self._put_back(claimed, error, is_certain=False)
+            return False
         else:
             named = replace(made, marked_refund_id=frozen.id, marked_round=frozen.round)
             await self._store.record(claimed.provider, frozen.payment_ref, [named])
             log.info("refund_made", refund=frozen.id, order=frozen.order_id, ref=made.ref, status=made.status.value)
+        return True
 
     async def _was_made(self, port: PaymentPort, claimed: ClaimedRefund) -> bool:
         """Whether the provider has this refund, or has still to speak of it: then nothing is left to ask for."""

@@ -21,19 +21,17 @@ from engine.domain import RefundCause
 PaymentName = tuple[str, str]
 """A payment by provider and reference."""
 
-PAUSE_AFTER_FAILURE: Final = "interval '1 minute'"
+PAUSE_AFTER_FAILURE: Final = "least(interval '1 hour', interval '1 minute' * 2 ^ least(f.round - 1, 10))"
 """How long a refund that failed at the provider waits before it is asked for again."""
 
-_OWE = text("""
-with wanted as (
-    select * from json_to_recordset(cast(:rows as json)) as n(provider text, ref text, cause text)
-), owing as (
-    update payments as p set status = 'refund_owed'
-    from wanted n
-    where p.provider = n.provider and p.ref = n.ref and p.status in ('flagged', 'refund_owed')
-    returning p.id, p.tenant, p.order_id, p.currency, n.cause, p.amount_minor - p.refunded_minor - coalesce(
-        (select sum(f.amount_minor) from refunds f where f.payment_id = p.id and f.status <> 'refunded'), 0
-    ) as left_minor
+# What is neither back nor on its way of a payment ``p``.
+REST_MINOR: Final = """p.amount_minor - p.refunded_minor - coalesce(
+    (select sum(f.amount_minor) from refunds f where f.payment_id = p.id and f.status <> 'refunded'), 0)"""
+
+_ENTER = f"""
+    select p.id, p.tenant, p.order_id, p.currency, n.cause, {REST_MINOR} as left_minor
+    from payments p join named n on n.id = p.id
+    where p.status = 'refund_owed'
 ), added as (
     insert into refunds (tenant, order_id, payment_id, cause, amount_minor, currency, status)
     select tenant, order_id, id, cause, left_minor, currency, 'owed' from owing where left_minor > 0
@@ -44,7 +42,20 @@ insert into order_history (order_id, event, details, settlement_id)
 select order_id, 'refund_owed', jsonb_build_object(
     'refund', id, 'amount_minor', amount_minor, 'currency', currency, 'cause', cause), id
 from added where order_id is not null
+"""
+
+_SET_OWED = text("""
+update payments as p set status = 'refund_owed'
+from json_to_recordset(cast(:rows as json)) as n(provider text, ref text)
+where p.provider = n.provider and p.ref = n.ref and p.status = 'flagged'
 """)
+
+_OWE = text(f"""
+with named as (
+    select p.id, n.cause from payments p
+    join json_to_recordset(cast(:rows as json)) as n(provider text, ref text, cause text)
+        on p.provider = n.provider and p.ref = n.ref
+), owing as ({_ENTER}""")
 
 _PAYMENTS_KEPT = text("""
 update payments set status = 'refund_owed' where order_id = any(:orders) and status = 'kept'
@@ -61,9 +72,10 @@ where p.provider = n.provider and p.ref = n.ref and p.order_id = n.order_id
 """)
 _CORRECT = text("""
 update payments p
-set amount_minor = n.amount_minor, currency = n.currency, status = 'kept', settlement_id = n.settlement_id
+set amount_minor = n.amount_minor, currency = n.currency, status = n.status, settlement_id = n.settlement_id
 from json_to_recordset(cast(:rows as json))
-    as n(provider text, ref text, order_id text, amount_minor bigint, currency text, settlement_id text)
+    as n(provider text, ref text, order_id text, amount_minor bigint, currency text, status text,
+        settlement_id text)
 where p.provider = n.provider and p.ref = n.ref and p.order_id = n.order_id
     and p.status in ('flagged', 'refund_owed') and p.refunded_minor = 0
     and not exists (select from refunds f where f.payment_id = p.id)
@@ -82,6 +94,12 @@ with {_NAMED}
 select o.id from orders o where o.id in (select order_id from named) order by o.id for update
 """)
 
+_LOCK_PAYMENTS = text("""
+select p.id from payments p
+join json_to_recordset(cast(:rows as json)) as n(provider text, ref text) on p.provider = n.provider and p.ref = n.ref
+order by p.id for update of p
+""")
+
 _COUNT_PAYMENTS = text(f"""
 with {_NAMED}, sums as (
     select p.id,
@@ -89,8 +107,10 @@ with {_NAMED}, sums as (
         coalesce(sum(r.amount_minor) filter (where r.status = 'failed'), 0) as failed,
         coalesce(max(t.total_minor), 0) as total
     from named p
-    left join provider_refunds r on r.provider = p.provider and r.payment_ref = p.ref and r.currency = p.currency
-    left join refund_totals t on t.provider = p.provider and t.payment_ref = p.ref and t.currency = p.currency
+    left join provider_refunds r on r.provider = p.provider and r.payment_ref = p.ref
+        and upper(r.currency) = upper(p.currency)
+    left join refund_totals t on t.provider = p.provider and t.payment_ref = p.ref
+        and upper(t.currency) = upper(p.currency)
     group by p.id
 ), counted as (
     -- A total knows of refunds whose own news are still to come, and of those that have failed since.
@@ -101,18 +121,20 @@ update payments p set refunded_minor = c.refunded, status = case
     when p.amount_minor > 0 and c.refunded >= p.amount_minor then 'refunded'
     when p.status <> 'refunded' then p.status
     when exists (select from refunds f where f.payment_id = p.id and f.cause <> 'requested') then 'refund_owed'
+    when exists (select from settlements s where s.id = p.settlement_id and s.state = 'mismatched') then 'flagged'
     else 'kept' end
 from counted c where c.id = p.id
 """)
 
-# Per refund of ours the furthest that the provider says of this round.
+# Per refund of ours what the provider says of its present round. What went back in whichever round is back; what
+# failed in one failed only if nothing else of it did better.
 _FOLLOW = text(f"""
 with {_NAMED}, news as (
-    select r.refund_id, r.round, r.ref, r.reason, r.status,
+    select r.refund_id, r.reason, r.status,
         row_number() over (partition by r.refund_id order by
-            case r.status when 'failed' then 2 when 'succeeded' then 1 else 0 end desc, r.ref) as rank
+            case r.status when 'succeeded' then 0 when 'pending' then 1 else 2 end, r.ref) as rank
     from provider_refunds r join named p on r.provider = p.provider and r.payment_ref = p.ref
-    join refunds f on f.id = r.refund_id and f.round = coalesce(r.round, f.round)
+    join refunds f on f.id = r.refund_id and (f.round = r.round or r.status = 'succeeded')
 )
 update refunds f set
     status = case n.status when 'succeeded' then 'refunded' when 'pending' then 'pending' else 'owed' end,
@@ -124,9 +146,46 @@ update refunds f set
         else now() + interval '1 hour' end,
     last_error = case n.status when 'failed' then coalesce(n.reason, 'failed at the provider') end
 from news n
-where n.refund_id = f.id and n.rank = 1
-    and f.status <> case n.status when 'succeeded' then 'refunded' when 'pending' then 'pending' else 'owed' end
-    and not (n.status = 'pending' and f.status = 'refunded')
+where n.refund_id = f.id and n.rank = 1 and case n.status
+    when 'succeeded' then f.status <> 'refunded' when 'pending' then f.status in ('owed', 'requesting') else true end
+""")
+
+# Somebody refunded at the provider what we owe, or a part of it: we owe the rest, the oldest first. What a worker has
+# in hand, or may have asked for, keeps its amount.
+_CUT = text(f"""
+with {_NAMED}, room as (
+    select f.id, p.amount_minor - p.refunded_minor - coalesce(sum(f.amount_minor) over (
+        partition by f.payment_id order by f.status = 'owed' and f.called_at is null, f.created_at, f.id
+        rows between unbounded preceding and 1 preceding), 0) as left_minor
+    from refunds f join named p on p.id = f.payment_id
+    where f.status <> 'refunded'
+)
+update refunds f set
+    amount_minor = case when r.left_minor > 0 then r.left_minor else f.amount_minor end,
+    status = case when r.left_minor > 0 then 'owed' else 'refunded' end,
+    refunded_at = case when r.left_minor > 0 then null else now() end
+from room r
+where r.id = f.id and f.status = 'owed' and f.called_at is null and f.amount_minor > r.left_minor
+""")
+
+# A refund that was taken for done failed after all: what is left of its payment is owed again.
+_OWE_AGAIN = text(f"""
+with named as (
+    select p.id, (
+        select f.cause from refunds f where f.payment_id = p.id and f.cause <> 'requested'
+        order by f.created_at desc limit 1) as cause
+    from payments p
+    join json_to_recordset(cast(:rows as json)) as n(provider text, ref text)
+        on p.provider = n.provider and p.ref = n.ref
+    where exists (select from refunds f where f.payment_id = p.id and f.cause <> 'requested')
+), owing as ({_ENTER}""")
+
+_WITH_NEWS = text(f"""
+with {_NAMED}
+select p.provider, p.ref from named p
+where exists (select from provider_refunds r where r.provider = p.provider and r.payment_ref = p.ref)
+    or exists (select from refund_totals t where t.provider = p.provider and t.payment_ref = p.ref)
+    or exists (select from disputes d where d.provider = p.provider and d.payment_ref = p.ref)
 """)
 
 _COUNT_ORDERS = text(f"""
@@ -185,16 +244,26 @@ from named p where r.provider = p.provider and r.payment_ref = p.ref and not r.c
 )
 
 
+_COUNT: Final = (
+    _TELL_REFUNDS,
+    _TELL_DISPUTES,
+    _COUNT_PAYMENTS,
+    _FOLLOW,
+    _CUT,
+    _OWE_AGAIN,
+    _COUNT_ORDERS,
+    *_MARK_COUNTED,
+)
+
+
 async def owe_refunds(connection: AsyncConnection, owed: Mapping[PaymentName, RefundCause]) -> None:
     """Enter into the ledger what is left of payments that have to go back; once, however often it is asked.
 
     Of a payment of 0, or of one whose refunds under way cover it, nothing is entered.
     """
-    await _execute(
-        connection,
-        _OWE,
-        [{"provider": provider, "ref": ref, "cause": cause} for (provider, ref), cause in sorted(owed.items())],
-    )
+    rows = [{"provider": provider, "ref": ref, "cause": cause} for (provider, ref), cause in sorted(owed.items())]
+    await _execute(connection, _SET_OWED, rows)
+    await _execute(connection, _OWE, rows)
 
 
 async def owe_all_of(connection: AsyncConnection, orders: Collection[str], cause: RefundCause) -> None:
@@ -205,24 +274,19 @@ async def owe_all_of(connection: AsyncConnection, orders: Collection[str], cause
 
 
 async def correct_mismatched(connection: AsyncConnection, payments: list[dict[str, Any]]) -> None:
-    """Keep payments that first came with another amount, and owe nothing for them any more."""
+    """Take payments that first came with another amount for what they are, and owe nothing for that any more."""
     await _execute(connection, _FORGIVE, payments)
     await _execute(connection, _CORRECT, payments)
 
 
 async def lock_orders_of(connection: AsyncConnection, payments: Iterable[PaymentName]) -> bool:
-    """Lock the orders that these payments are for; False when none of the payments is known."""
+    """Lock the orders that these payments are for, then the payments; False when none of them is known."""
     rows = _named(payments)
     if not rows:
         return False
-    known = await connection.execute(
-        text(f"with {_NAMED} select count(*) from named"),
-        {"rows": orjson.dumps(rows).decode()},
-    )
-    if known.scalar_one() == 0:
-        return False
     await _execute(connection, _LOCK_ORDERS, rows)
-    return True
+    locked = await connection.execute(_LOCK_PAYMENTS, {"rows": orjson.dumps(rows).decode()})
+    return bool(locked.all())
 
 
 async def count_news(connection: AsyncConnection, payments: Iterable[PaymentName]) -> None:
@@ -230,15 +294,13 @@ async def count_news(connection: AsyncConnection, payments: Iterable[PaymentName
 
     What names a payment that isn't there stays uncounted. The orders must be locked, or have been written to.
     """
-    rows = _named(payments)
-    if not rows:
+    named = _named(payments)
+    if not named:
         return
-    await _execute(connection, _TELL_REFUNDS, rows)
-    await _execute(connection, _TELL_DISPUTES, rows)
-    await _execute(connection, _COUNT_PAYMENTS, rows)
-    await _execute(connection, _FOLLOW, rows)
-    await _execute(connection, _COUNT_ORDERS, rows)
-    for statement in _MARK_COUNTED:
+    # Nearly every payment comes without any news of refunds, and the persister counts each.
+    found = await connection.execute(_WITH_NEWS, {"rows": orjson.dumps(named).decode()})
+    rows = _named((row.provider, row.ref) for row in found)
+    for statement in _COUNT:
         await _execute(connection, statement, rows)
 
 

@@ -238,8 +238,7 @@ async def _affect_orders(connection: AsyncConnection, marked: Sequence[Row[Any]]
         if effect.event is not None:
             history.append(_history_row(row, effect.event))
     await _execute_many(connection, _SET_ORDERS, list(orders.values()))
-    kept = [payment for payment in payments if payment["status"] == PaymentStatus.KEPT]
-    await correct_mismatched(connection, kept)
+    await correct_mismatched(connection, payments)
     await _execute_many(connection, _ADD_PAYMENTS, payments)
     await _execute_many(
         connection,

@@ -31,17 +31,20 @@ order by refund_id is null, first_seen_at, ref
 _ADD = text("""
 insert into provider_refunds
     (provider, ref, alias, payment_ref, refund_id, round, amount_minor, currency, status, reason)
-select :provider, :ref, :alias, :payment_ref, (select id from refunds where id = :refund), :round, :amount, :currency,
-    :status, :reason
+select :provider, :ref, :alias, :payment_ref, f.id, case when f.id is not null then coalesce(:round, f.round) end,
+    :amount, :currency, :status, :reason
+from (select 1) as one left join refunds f on f.id = :refund
 on conflict (provider, ref) do nothing
 """)
 
 _RAISE = text("""
-update provider_refunds set
+update provider_refunds r set
     ref = :ref, alias = coalesce(alias, :alias),
-    refund_id = coalesce(refund_id, (select id from refunds where id = :refund)), round = coalesce(round, :round),
+    refund_id = coalesce(r.refund_id, f.id),
+    round = case when r.refund_id is not null then r.round when f.id is not null then coalesce(:round, f.round) end,
     status = :status, reason = coalesce(:reason, reason),
-    counted = counted and status = :status
+    counted = counted and r.status = :status
+from (select 1) as one left join refunds f on f.id = :refund
 where provider = :provider and ref = :before
 """)
 
@@ -96,7 +99,9 @@ async def note_refund(connection: AsyncConnection, provider: Provider, refund: P
     if known is None:
         await connection.execute(_ADD, values)
         return
-    values["ref"] = refund.ref or known.ref
+    # The same name, whether the event that brought it came first or last.
+    is_named_now = refund.alias is not None and known.ref.startswith(UNNAMED)
+    values["ref"] = refund.ref or (f"{UNNAMED}{known.alias or refund.alias}" if is_named_now else known.ref)
     values["status"] = max(refund.status.value, known.status, key=_RANKS.__getitem__)
     await connection.execute(_RAISE, values | {"before": known.ref})
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 from uuid import uuid4
 
@@ -25,9 +25,10 @@ update refunds f
 set status = 'requesting', claim = :claim, claimed_at = now(), tries = f.tries + 1,
     called_at = coalesce(f.called_at, now())
 from (
-    select id, called_at, status from refunds
-    where (cast(:id as text) is null or id = :id) and (
-        (status = 'owed' and (next_try_at <= now() or id = :id))
+    select id, called_at from refunds f
+    where (cast(:id as text) is null or id = :id)
+        and payment_id in (select id from payments where id = f.payment_id and provider = any(:providers)) and (
+        (status = 'owed' and next_try_at <= now())
         or (status = 'requesting' and claimed_at < now() - make_interval(secs => :stale))
         or (status = 'pending' and next_try_at <= now()))
     order by next_try_at, id limit 1
@@ -35,16 +36,19 @@ from (
 ) as due, payments p
 where f.id = due.id and p.id = f.payment_id
 returning f.id, f.round, f.tenant, f.order_id, f.amount_minor, f.currency, f.tries, f.claim, p.provider, p.ref,
-    due.called_at is not null as was_called, due.status = 'pending' as was_pending
+    due.called_at is not null as was_called, exists (
+        select from provider_refunds r where r.refund_id = f.id and r.round = f.round and r.status = 'pending'
+    ) as was_pending
 """)
 
 _PUT_BACK = text("""
 update refunds
 set status = case when :pending then 'pending' else 'owed' end, claim = null, claimed_at = null, last_error = :error,
     next_try_at = now() + make_interval(secs => :pause),
-    called_at = case when :certain then null else called_at end
+    called_at = case when :certain then null else called_at end,
+    round = round + case when :certain then 1 else 0 end
 where id = :id and claim = :claim and status = 'requesting'
-returning order_id
+returning order_id, coalesce(request_id, id) as shown
 """)
 
 _CLOSE = text("""
@@ -54,18 +58,23 @@ where id = :id and status <> 'refunded' and (claim = :claim or status = 'pending
 
 _TELL = text("""
 insert into order_history (order_id, event, details, settlement_id)
-values (:order, 'refund_failed', jsonb_build_object('refund', cast(:id as text), 'reason', cast(:reason as text)),
+values (:order, 'refund_failed', jsonb_build_object('refund', cast(:shown as text), 'reason', cast(:reason as text)),
     :once)
 on conflict (order_id, event, settlement_id) do nothing
 """)
 
-_UNCOUNTED = text("""
-select p.provider, p.ref from payments p
-where exists (select from provider_refunds r where not r.counted and r.provider = p.provider and r.payment_ref = p.ref)
-    or exists (select from refund_totals t where not t.counted and t.provider = p.provider and t.payment_ref = p.ref)
-    or exists (select from disputes d where not d.counted and d.provider = p.provider and d.payment_ref = p.ref)
+_UNCOUNTED = text(f"""
+select p.provider, p.ref from payments p join (
+    {
+    " union ".join(
+        f"select provider, payment_ref from {table} where not counted and first_seen_at > now() - interval '30 days'"
+        for table in ("provider_refunds", "refund_totals", "disputes")
+    )
+}
+) as news on news.provider = p.provider and news.payment_ref = p.ref
 limit :limit
-""")
+""")  # noqa: S608  (our own text)
+"""Of somebody else's payments the news stay uncounted: after a month nobody looks at them any more."""
 
 _SHOWN = text("""
 select order_id, id, amount_minor, status from (
@@ -86,9 +95,11 @@ class PostgresRefunds:
     def __init__(self, engine: AsyncEngine) -> None:
         self._engine = engine
 
-    async def claim(self, stale_seconds: int, refund_id: str | None = None) -> ClaimedRefund | None:
+    async def claim(
+        self, providers: Collection[Provider], stale_seconds: int, refund_id: str | None = None
+    ) -> ClaimedRefund | None:
         """Take a refund that is due, or whose worker is gone, or that the provider has been silent about."""
-        values = {"id": refund_id, "claim": uuid4().hex, "stale": stale_seconds}
+        values = {"id": refund_id, "claim": uuid4().hex, "stale": stale_seconds, "providers": [p.value for p in providers]}
         async with transaction(self._engine) as connection:
             row = (await connection.execute(_CLAIM, values)).one_or_none()
         if row is None:
@@ -133,11 +144,12 @@ class PostgresRefunds:
             "pause": pause_seconds,
             "certain": is_certain,
         }
-        once = f"{claimed.frozen.id}:{claimed.frozen.round}:{error}"
+        once = f"{claimed.frozen.id}:{error}"
         async with transaction(self._engine) as connection:
+            await lock_orders_of(connection, [(claimed.provider.value, claimed.frozen.payment_ref)])
             row = (await connection.execute(_PUT_BACK, values)).one_or_none()
             if row is not None and row.order_id is not None:
-                told = {"order": row.order_id, "id": claimed.frozen.id, "reason": error, "once": once}
+                told = {"order": row.order_id, "shown": row.shown, "reason": error, "once": once}
                 await connection.execute(_TELL, told)
 
     async def request(self, tenant: str, order_id: str, request_id: str, amount_minor: int | None, reason: str) -> str:
