@@ -24,6 +24,7 @@ from engine.paying import Paying
 from engine.payments.paystack import PaystackPayments
 from engine.payments.port import PaymentPorts
 from engine.payments.stripe import StripePayments
+from engine.reconciling import ProviderReconciler
 from engine.refunds import RefundService
 from engine.reservations import ReservationEngine
 from engine.settings import Settings
@@ -33,6 +34,7 @@ from persistence.repositories.attempts import PostgresAttempts
 from persistence.repositories.catalogue import PostgresCatalogue
 from persistence.repositories.keys import KeyRepository
 from persistence.repositories.orders import PostgresOrders
+from persistence.repositories.reconciling import PostgresReconciling
 from persistence.repositories.refunds import PostgresRefunds
 from persistence.repositories.reservations import ReservationRepository
 from persistence.repositories.settlements import PostgresSettlements
@@ -54,6 +56,7 @@ class Services:
     acts: OrderActs
     refunds: RefundService
     overdue: OverdueAttempts
+    reconciler: ProviderReconciler
     sandbox: Sandbox | None
 
     @property
@@ -106,7 +109,7 @@ def build_services(settings: Settings) -> Services:
         engine,
         settings.delayed_hold_seconds,
     )
-    payments = _payments(settings)
+    payments, offered = _payments(settings), _offered(settings)
     attempts = PostgresAttempts(database, settings.prefix, settings.mismatched_payment)
     held = CodeReservations(settings, engine, ReservationRepository(database), catalogue, definitions)
     paying = Paying(held=held, orders=orders, attempts=attempts, payments=payments, settlements=settlement)
@@ -123,7 +126,7 @@ def build_services(settings: Settings) -> Services:
             orders=orders,
             attempts=attempts,
             paying=paying,
-            offered=_offered(settings),
+            offered=offered,
             most_attempts=settings.checkout_attempts,
         ),
         acts=OrderActs(orders, paying, held, settlement),
@@ -133,6 +136,14 @@ def build_services(settings: Settings) -> Services:
             held=held,
             attempts=attempts,
             payments=payments,
+            settlements=settlement,
+            clock_offset_ms=offset_ms,
+        ),
+        reconciler=ProviderReconciler(
+            reservations=engine,
+            store=PostgresReconciling(database),
+            payments=payments,
+            offered=offered,
             settlements=settlement,
             clock_offset_ms=offset_ms,
         ),

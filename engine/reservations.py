@@ -158,12 +158,14 @@ class ReservationEngine:
         Raises ``IllegalTransition`` and ``Unknown``.
         """
         arguments = [tenant, identifier, str(ttl_ms), str(LONGEST_LIFE_MS)]
+        epoch = self._admitted().epoch
         try:
             settled = await self._settle(scripts.EXTEND, tenant, identifier, arguments, restores=False)
         except Unknown:
             found = await self._from_postgres(tenant, identifier)
             raise IllegalTransition(found.status.value) from None
-        return settled.reservation
+        # Whoever commits what was extended must know that this epoch has not ended.
+        return replace(settled.reservation, epoch=epoch)
 
     async def hold(self, tenant: str, identifier: str, ttl_ms: int, settlement: str = "") -> Settled:
         """Keep the units for ``ttl_ms`` from now, since money for them is on its way (a delayed payment method).

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from decimal import Decimal
 from itertools import count
 from typing import Any
@@ -17,13 +17,16 @@ from engine.catalogue import CatalogueService, CodeDefinition, Discount, Product
 from engine.checkout import CheckoutAnswer, CheckoutRequest, CheckoutService
 from engine.code_reservations import CodeReservations
 from engine.domain import PoolState, Provider
+from engine.order_acts import OrderActs
 from engine.order_reading import OrderReader
 from engine.orders import Order, OrderStory
 from engine.overdue import OverdueAttempts
-from engine.payments.port import EventKind, ProviderEvent
+from engine.paying import Paying
+from engine.payments.port import EventKind, PaymentPorts, ProviderEvent
 from engine.periods import PeriodKind, PeriodRule
 from engine.pricing import WantedLine
 from engine.redis_client import create_redis
+from engine.refunds import RefundService
 from engine.reservations import ReservationEngine
 from engine.settings import Settings
 from engine.settlement import SettlementService
@@ -34,6 +37,7 @@ from persistence.persister import Persister
 from persistence.repositories.attempts import PostgresAttempts
 from persistence.repositories.catalogue import PostgresCatalogue
 from persistence.repositories.orders import PostgresOrders
+from persistence.repositories.refunds import PostgresRefunds
 from persistence.repositories.reservations import ReservationRepository
 from persistence.repositories.settlements import PostgresSettlements
 from tests.scripted_provider import ScriptedProvider
@@ -92,8 +96,13 @@ class Shop:
     attempts: PostgresAttempts
     settlements: PostgresSettlements
     settlement: SettlementService
+    payments: PaymentPorts
     provider: ScriptedProvider
+    paystack: ScriptedProvider
+    paying: Paying
     checkout: CheckoutService
+    acts: OrderActs
+    refunds: RefundService
     overdue: OverdueAttempts
     reader: OrderReader
     persister: Persister
@@ -117,9 +126,15 @@ class Shop:
             )
         )
 
-    async def buy(self, key: str | None = None, customer: str = "ada", code: str | None = CODE) -> CheckoutAnswer:
+    async def stock_naira(self) -> None:
+        """A product that Paystack can be paid for; the code takes 10 % off it as well."""
+        await self.catalogue.put_product(Product(TENANT, "ng", "Practice pack", 250000, "NGN"))
+
+    async def buy(
+        self, key: str | None = None, customer: str = "ada", code: str | None = CODE, **changes: Any
+    ) -> CheckoutAnswer:
         """Check out one product."""
-        return await self.checkout.check_out(request(key, customer, code))
+        return await self.checkout.check_out(replace(request(key, customer, code), **changes))
 
     async def pool(self) -> PoolState:
         """The code's pool."""
@@ -174,15 +189,23 @@ async def open_shop(redis_url: str, database_url: str, **changes: Any) -> AsyncI
 
     definitions = PoolDefinitions(database, engine, state, offset_ms)
     catalogue, orders = PostgresCatalogue(database), PostgresOrders(database, settings.prefix)
-    attempts, settlements = (
-        PostgresAttempts(database, settings.prefix, Provider.STRIPE),
-        PostgresSettlements(database, settings.prefix),
-    )
+    attempts = PostgresAttempts(database, settings.prefix, settings.mismatched_payment)
+    settlements = PostgresSettlements(database, settings.prefix, settings.mismatched_payment)
     held = CodeReservations(settings, engine, ReservationRepository(database), catalogue, definitions)
-    settlement = SettlementService(settlements, engine)
+    settlement = SettlementService(settlements, engine, settings.delayed_hold_seconds)
     base_s = await redis.time()
     provider = ScriptedProvider(now_s=lambda: int(base_s[0]) + clock[0])
-    checkout = CheckoutService(held=held, orders=orders, attempts=attempts, payments=provider, settlements=settlement)
+    paystack = ScriptedProvider(now_s=provider.now_s, sessions_end=False)
+    payments: PaymentPorts = {Provider.STRIPE: provider, Provider.PAYSTACK: paystack}
+    paying = Paying(held=held, orders=orders, attempts=attempts, payments=payments, settlements=settlement)
+    checkout = CheckoutService(
+        held=held,
+        orders=orders,
+        attempts=attempts,
+        paying=paying,
+        offered=frozenset(payments),
+        most_attempts=settings.checkout_attempts,
+    )
     reading = create_redis(settings, blocking=True)
     await admission.ensure()
     try:
@@ -200,13 +223,18 @@ async def open_shop(redis_url: str, database_url: str, **changes: Any) -> AsyncI
             attempts=attempts,
             settlements=settlements,
             settlement=settlement,
+            payments=payments,
             provider=provider,
+            paystack=paystack,
+            paying=paying,
             checkout=checkout,
+            acts=OrderActs(orders, paying, held, settlement),
+            refunds=RefundService(PostgresRefunds(database), payments, settings.refund_claim_seconds),
             overdue=OverdueAttempts(
                 reservations=engine,
                 held=held,
                 attempts=attempts,
-                payments=provider,
+                payments=payments,
                 settlements=settlement,
                 clock_offset_ms=offset_ms,
             ),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
+from inspect import iscoroutinefunction
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -15,6 +16,7 @@ import pytest
 from engine.checkout import CheckoutService
 from engine.code_reservations import CodeReservations
 from engine.domain import OrderStatus, Provider
+from engine.paying import Paying
 from engine.payments.port import EventKind, SessionState
 from engine.settlement import SettlementService
 from tests.shop import Shop, event, open_shop
@@ -54,6 +56,8 @@ class _Wrapped:
 
     def __getattr__(self, name: str) -> Any:
         method, fuse = getattr(self._target, name), self._fuse
+        if not iscoroutinefunction(method):
+            return method
 
         async def call(*args: Any, **kwargs: Any) -> Any:
             fuse.calls += 1
@@ -74,12 +78,28 @@ def dying_checkout(shop: Shop, fuse: Fuse) -> CheckoutService:
     held = CodeReservations(
         shop.settings, engine, fuse.around(shop.held._lookup), fuse.around(shop.held._catalogue), shop.definitions
     )
+    orders, attempts = fuse.around(shop.orders), fuse.around(shop.attempts)
+    paying = Paying(
+        held=held,
+        orders=orders,
+        attempts=attempts,
+        payments={provider: fuse.around(port) for provider, port in shop.payments.items()},
+        settlements=dying_settlement(shop, fuse),
+    )
     return CheckoutService(
         held=held,
-        orders=fuse.around(shop.orders),
-        attempts=fuse.around(shop.attempts),
-        payments=fuse.around(shop.provider),
-        settlements=SettlementService(fuse.around(shop.settlements), engine),
+        orders=orders,
+        attempts=attempts,
+        paying=paying,
+        offered=frozenset(shop.payments),
+        most_attempts=shop.settings.checkout_attempts,
+    )
+
+
+def dying_settlement(shop: Shop, fuse: Fuse) -> SettlementService:
+    """The shop's settlement, likewise."""
+    return SettlementService(
+        fuse.around(shop.settlements), fuse.around(shop.engine), shop.settings.delayed_hold_seconds
     )
 
 
@@ -177,7 +197,7 @@ async def test_a_crash_anywhere_in_settlement_is_mended_by_a_delivery_or_the_job
         shop.provider.pay(session)
         paid = event(EventKind.PAID, session, dedup_key=f"evt_place_{place}")
         fuse = Fuse(place, after=after)
-        dying = SettlementService(fuse.around(shop.settlements), fuse.around(shop.engine))
+        dying = dying_settlement(shop, fuse)
         try:
             await dying.receive(Provider.STRIPE, paid)
         except Crash:

@@ -27,5 +27,7 @@ async def test_sessions_that_stay_as_they_are_keep_no_payment_from_being_found(
         await shop.advance(31 * 60 + 61)
         assert [await shop.overdue.close() for _ in range(3)] == [2, 2, 1]
         assert (await shop.order(answers[4].order.id)).status is OrderStatus.PAID
-        # From the beginning again.
+        # Money that takes days is asked about once a day, from the beginning again.
+        assert await shop.overdue.close() == 0
+        await shop.advance(24 * 3600 + 61)
         assert await shop.overdue.close() == 2

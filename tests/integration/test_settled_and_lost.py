@@ -16,7 +16,11 @@ from tests.deployment import TENANT, TTL_MS, Deployment, deployed
 
 
 def _settlement(process: Deployment) -> SettlementService:
-    return SettlementService(PostgresSettlements(process.database, process.settings.prefix), process.engine)
+    return SettlementService(
+        PostgresSettlements(process.database, process.settings.prefix),
+        process.engine,
+        process.settings.delayed_hold_seconds,
+    )
 
 
 async def _lose(server: RedisServer, copy: Path | None) -> None:
