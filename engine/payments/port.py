@@ -78,7 +78,8 @@ class FrozenRefund:
     """Everything that a provider is told of a refund, stored before it hears of it.
 
     ``id`` is the row of our ledger, ``round`` rises only when the refund of the round before is known to have failed,
-    or to have been refused, so that the key never brings back what failed. ``amount_minor`` is what goes back, in minor units.
+    or to have been refused, so that the key never brings back what failed. ``amount_minor`` is what goes back, in
+    minor units.
     """
 
     id: str
