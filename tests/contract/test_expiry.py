@@ -93,7 +93,7 @@ async def test_units_that_end_together_all_come_back_at_once(frozen: Frozen, red
     assert await frozen.counts("seats") == (0, cap, 0)
 
 
-@pytest.mark.parametrize("call", ["reserve", "batch", "read", "complete"])
+@pytest.mark.parametrize("call", ["reserve", "batch", "read", "complete", "hold"])
 async def test_no_call_drops_more_than_a_thousand_buckets(frozen: Frozen, call: str) -> None:
     """3,100 seconds are due in three pools; who comes next sweeps in bounded steps, then gets the exact answer."""
     for pool, seconds in (("a", 1_500), ("b", 1_200), ("c", 400)):
@@ -110,6 +110,11 @@ async def test_no_call_drops_more_than_a_thousand_buckets(frozen: Frozen, call: 
     elif call == "read":
         states = await frozen.engine.read_pools(TENANT, ["a", "b", "c"])
         assert [state.available for state in states if state] == [1_500, 1_200, 400]
+    elif call == "hold":
+        assert (await frozen.engine.hold(TENANT, "a1", MINUTE)).outcome is Outcome.HELD
+        assert frozen.drops == [MOST_DROPS, 500]
+        assert (await frozen.counts("a")) == (0, 1, 1_499)
+        assert await frozen.engine.read_pools(TENANT, ["b", "c"])
     else:
         settled = await frozen.engine.complete(TENANT, "a1")
         assert (settled.reservation.late, settled.reservation.over_cap) == (True, 0)
@@ -178,7 +183,7 @@ async def test_an_act_after_the_end_counts_nothing_twice(frozen: Frozen, act: st
     assert await frozen.counts("soup") == (sold, 2, 1 - sold)
 
 
-@pytest.mark.parametrize("act", ["release", "complete", "extend", "read", "reserve again"])
+@pytest.mark.parametrize("act", ["release", "complete", "extend", "hold", "read", "reserve again"])
 async def test_a_clock_that_steps_back_revives_nothing(frozen: Frozen, act: str) -> None:
     """Swept at its end, five seconds later the clock reads less than the end: the units were already given away."""
     await frozen.define("soup", 1)
@@ -199,6 +204,8 @@ async def test_a_clock_that_steps_back_revives_nothing(frozen: Frozen, act: str)
     elif act == "extend":
         with pytest.raises(IllegalTransition):
             await frozen.engine.extend(TENANT, "r1", MINUTE)
+    elif act == "hold":
+        assert (await frozen.engine.hold(TENANT, "r1", MINUTE)).outcome is Outcome.NOT_HELD
     elif act == "read":
         assert (await frozen.engine.read(TENANT, "r1")).expired
     else:

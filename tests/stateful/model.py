@@ -245,6 +245,36 @@ class Model:
             held.version += 1
         return "extended"
 
+    def hold(self, identifier: str, ttl_ms: int) -> str:
+        """The outcome's word, or ``unknown``."""
+        held = self.held.get(identifier)
+        if held is None:
+            return "unknown"
+        if held.status is not RESERVED:
+            return "already_completed" if held.status is COMPLETED else "not_held"
+        end_s = max(held.expires_at_s, -(-(self.now_ms + ttl_ms) // 1000))
+        if not self.alive(held):
+            if not all(self._has_room_again(held, claim) for claim in held.claims):
+                return "not_held"
+            end_s = max(end_s, *(self.pools[claim.pool].swept_to_s + 1 for claim in held.claims))
+            # The customer holds it anew, after whatever was made meanwhile.
+            self.held[identifier] = self.held.pop(identifier)
+        elif end_s == held.expires_at_s:
+            return "held"
+        held.expires_at_s = end_s
+        held.version += 1
+        return "held"
+
+    def _has_room_again(self, held: Held, claim: Claim) -> bool:
+        """By cap and customer limit alone, its own units not counted against it."""
+        name, rules = claim.pool, self.pools[claim.pool].definition
+        if rules.cap is not None and self.completed(name) + self.reserved(name, but=held) + claim.quantity > rules.cap:
+            return False
+        if rules.per_customer is None or name not in held.limited:
+            return True
+        own = held.of(name) if self.live(held, name) else 0
+        return self._units_of(name, held.customer) - own + claim.quantity <= rules.per_customer
+
     def saw_sweep(self, pool: str, swept_to_s: int, latest_now_ms: int) -> None:
         """Take over up to which second a pool was swept; only what was due at some time may have been."""
         known = self.pools[pool]

@@ -228,6 +228,18 @@ class EngineMachine(RuleBasedStateMachine):
         expected = self.model.extend(identifier, ttl_ms)
         self.act(expected, self.frozen.engine.extend(TENANT, identifier, ttl_ms), "")
 
+    @rule(identifier=held, ttl_ms=ttls_ms, settlement=st.sampled_from(["", "s4"]))
+    def hold(self, identifier: str, ttl_ms: int, settlement: str) -> None:
+        expected = self.model.hold(identifier, ttl_ms)
+        self.act(expected, self.frozen.engine.hold(TENANT, identifier, ttl_ms, settlement), settlement)
+
+    @rule(identifier=held, late_ms=st.sampled_from([-1, 0, 15_000]), ttl_ms=ttls_ms)
+    def hold_at_the_end(self, identifier: str, late_ms: int, ttl_ms: int) -> None:
+        """A millisecond before it ends, at its end, or after it."""
+        end_ms = self.model.held[identifier].expires_at_s * 1000 + late_ms
+        self.set_clock(max(self.model.now_ms, end_ms))
+        self.hold(identifier, ttl_ms, "s4")
+
     def act(self, expected: str, call: Awaitable[Settled | Reservation], settlement: str) -> None:
         """Make the call and compare its outcome; with a settlement there is an entry whatever happened."""
         before = self.run(self.frozen.entries())
