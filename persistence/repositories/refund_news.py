@@ -39,13 +39,13 @@ on conflict (provider, ref) do nothing
 
 _RAISE = text("""
 update provider_refunds r set
-    ref = :ref, alias = coalesce(alias, :alias),
+    ref = :ref, alias = coalesce(r.alias, :alias),
     refund_id = coalesce(r.refund_id, f.id),
     round = case when r.refund_id is not null then r.round when f.id is not null then coalesce(:round, f.round) end,
-    status = :status, reason = coalesce(:reason, reason),
-    counted = counted and r.status = :status
+    status = :status, reason = coalesce(:reason, r.reason),
+    counted = r.counted and r.status = :status
 from (select 1) as one left join refunds f on f.id = :refund
-where provider = :provider and ref = :before
+where r.provider = :provider and r.ref = :before
 """)
 
 _TOTAL = text("""
