@@ -7,7 +7,7 @@ COMPOSED := $(VENV)/composed
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help run test test-long check bench install clean
+.PHONY: help run test test-long check bench reconcile install clean
 
 help:
 	@echo 'make run        servers, API, persister, jobs and payment sandbox on port 8000 (PORT= changes it)'
@@ -15,6 +15,7 @@ help:
 	@echo 'make test-long  the tests that take minutes'
 	@echo 'make check      lint, types, Lua lint, import rules'
 	@echo 'make bench      the budgets, one line each (QUICK=1: under three minutes)'
+	@echo 'make reconcile  what the providers of a running `make run` know and it does not (DAYS=3)'
 	@echo 'make clean      remove what make made; keeps the data in .lastportion'
 
 install: $(INSTALLED)
@@ -51,6 +52,10 @@ check: $(INSTALLED)
 
 bench: $(INSTALLED)
 	$(BIN)/python -m benchmarks
+
+# As make reports it, any other exit than 0 is 2; the lines printed say which it was.
+reconcile: $(INSTALLED)
+	@$(BIN)/lastportion reconcile --dev $(if $(DAYS),--days $(DAYS))
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist

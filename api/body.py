@@ -52,6 +52,13 @@ def _is_json(content_type: str) -> bool:
     return media == "application/json" or (media.startswith("application/") and media.endswith("+json"))
 
 
+def check_content_type(request: Request) -> None:
+    """Refuse a body that says it isn't JSON, with ``MalformedBody``; one that says nothing is taken as JSON."""
+    content_type = header_of(request, b"content-type")
+    if content_type is not None and not _is_json(content_type):
+        raise MalformedBody("The body must be sent as application/json.")
+
+
 async def read_body(request: Request, model: type[Model], *, may_be_empty: bool = False) -> Model:
     """Read and parse the body; an empty one reads as ``{}`` where ``may_be_empty``.
 
@@ -61,7 +68,5 @@ async def read_body(request: Request, model: type[Model], *, may_be_empty: bool 
     body = await request.body()
     if may_be_empty and not body:
         return parsed(model, b"{}")
-    content_type = header_of(request, b"content-type")
-    if content_type is not None and not _is_json(content_type):
-        raise MalformedBody("The body must be sent as application/json.")
+    check_content_type(request)
     return parsed(model, body)

@@ -98,6 +98,34 @@ def migrate() -> None:
     asyncio.run(run(settings))
 
 
+@app.command()
+def reconcile(
+    days: Annotated[int, typer.Option(min=1, max=90, help="How far back to look, in days.")] = 3,
+    of_dev: Annotated[
+        bool, typer.Option("--dev", help="Take the settings of the `lastportion dev` that runs in this folder.")
+    ] = False,
+) -> None:
+    """Find what was paid at a provider without our hearing of it, and settle it.
+
+    Exits with 0 when nothing differed, 1 when something did, 2 when a provider or a server could not be asked.
+    """
+    from api.logs import configure_logs
+    from api.reconcile_command import UNASKED, lines_of, status_of
+    from api.reconcile_command import reconcile as run
+    from persistence.identity import UnsafeRedis
+
+    settings = _settings_of_dev() if of_dev else _settings()
+    configure_logs(settings.log_format, "ERROR")
+    try:
+        findings = asyncio.run(run(settings, days))
+    except (LastportionError, UnsafeRedis) as error:
+        typer.echo(str(error), err=True)
+        raise typer.Exit(UNASKED) from None
+    for line in lines_of(findings, days):
+        typer.echo(line)
+    raise typer.Exit(status_of(findings))
+
+
 @keys.command("create")
 def keys_create(
     name: Annotated[str, typer.Argument(help="What the key is for.")],
@@ -145,6 +173,17 @@ def _settings() -> Settings:
     except ValidationError as error:
         for sentence in sentences_of(error):
             typer.echo(sentence, err=True)
+        raise typer.Exit(2) from None
+
+
+def _settings_of_dev() -> Settings:
+    """The settings of the dev run in this folder, or a sentence and exit 2."""
+    from api.dev.folder import DevRefused, running_settings
+
+    try:
+        return Settings.model_validate(running_settings(Path.cwd()))
+    except DevRefused as error:
+        typer.echo(str(error), err=True)
         raise typer.Exit(2) from None
 
 

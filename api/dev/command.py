@@ -18,7 +18,7 @@ from pydantic import ValidationError
 from api.authentication import DEV_KEY, DEV_TENANT
 from api.dev.folder import DataFolder, DevRefused
 from api.dev.plan import PREFIX, Plan, make_plan
-from api.dev.samples import curl_line, load_samples
+from api.dev.samples import PAYSTACK, STRIPE, curl_line, load_samples
 from api.dev.supervisor import Supervisor
 from api.logs import configure_logs
 from api.servers import ChildProcess, NoAccount, PostgresServer, RedisServer, ServerFailed
@@ -93,7 +93,7 @@ def _run(folder: DataFolder, supervisor: Supervisor) -> NoReturn:
     _start_roles(plan, supervisor)
     _wait_until_ready(plan, supervisor)
     load_samples(plan.url, DEV_KEY)
-    folder.announce(url=plan.url, redis_url=settings.redis_url, database_url=settings.database_url)
+    folder.announce(url=plan.url, settings=_given(plan))
     print(_greeting(plan), flush=True)
     while True:
         time.sleep(LOOK_SECONDS)
@@ -114,11 +114,14 @@ def _start_servers(plan: Plan, folder: DataFolder, supervisor: Supervisor) -> No
 
 def _settings(plan: Plan) -> Settings:
     """The settings that the roles will read; raises DevRefused where one is wrong, before anything tries them."""
-    given = {name.removeprefix(PREFIX).lower(): text for name, text in plan.environment.items() if PREFIX in name}
     try:
-        return Settings.model_validate(given)
+        return Settings.model_validate(_given(plan))
     except ValidationError as error:
         raise DevRefused("\n".join(sentences_of(error))) from error
+
+
+def _given(plan: Plan) -> dict[str, str]:
+    return {name.removeprefix(PREFIX).lower(): text for name, text in plan.environment.items() if PREFIX in name}
 
 
 def _start_roles(plan: Plan, supervisor: Supervisor) -> None:
@@ -168,5 +171,9 @@ Lastportion runs at {plan.url} (reference at {plan.url}/docs). Ctrl-C stops all 
 
 Redeem a place of the school code SCHOOL10, then open the checkout_url of the answer and pay in the sandbox:
 
-  {curl_line(plan.url, DEV_KEY)}
+  {curl_line(plan.url, DEV_KEY, STRIPE)}
+
+The same through Paystack, in naira:
+
+  {curl_line(plan.url, DEV_KEY, PAYSTACK)}
 """

@@ -12,10 +12,27 @@ from secrets import token_hex
 from typing import Any
 
 FOLDER = ".lastportion"
+RUNNING = "running.json"
 
 
 class DevRefused(RuntimeError):
     """``dev`` can't run here; the message says what to do about it."""
+
+
+def running_settings(parent: Path) -> dict[str, str]:
+    """The settings that the roles of the ``dev`` run in this folder have, by field; raises DevRefused without one."""
+    path = parent.absolute() / FOLDER
+    try:
+        with (path / "lock").open() as lock:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except (FileNotFoundError, NotADirectoryError):
+        pass
+    except BlockingIOError:
+        settings = _read(path / RUNNING).get("settings")
+        if isinstance(settings, dict):
+            return settings
+        raise DevRefused("Lastportion is still starting here: try again when it has printed its address.") from None
+    raise DevRefused("No Lastportion runs in this folder: start one with `make run`.")
 
 
 class DataFolder:
@@ -37,7 +54,7 @@ class DataFolder:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                running = self._read("running.json")
+                running = self._read(RUNNING)
                 where = f" (process {running['pid']}, {running['url']})" if running else ""
                 raise DevRefused(f"Lastportion already runs in this folder{where}: stop that one first.") from None
             self._clear()  # what a killed run left
@@ -47,11 +64,14 @@ class DataFolder:
                 self._clear()
 
     def _clear(self) -> None:
-        (self.path / "running.json").unlink(missing_ok=True)
+        (self.path / RUNNING).unlink(missing_ok=True)
 
     def announce(self, **facts: Any) -> None:
-        """Write down where this run is reached, for other commands in this folder."""
-        self._write("running.json", {"pid": os.getpid(), **facts})
+        """Write down where this run is reached and with what settings, for other commands in this folder.
+
+        Secrets are among the settings, so the file is the owner's alone, and goes when the run ends.
+        """
+        self._write(RUNNING, {"pid": os.getpid(), **facts})
 
     def secrets(self) -> dict[str, str]:
         """Made once and kept, so that what was signed before a restart is still believed after it."""
@@ -75,15 +95,7 @@ class DataFolder:
         self._write("ports.json", {**self._read("ports.json"), **ports})
 
     def _read(self, name: str) -> dict[str, Any]:
-        try:
-            found = json.loads((self.path / name).read_text(encoding="utf-8"))
-        except FileNotFoundError:
-            return {}
-        except ValueError as error:
-            raise DevRefused(f"{self.path / name} is not JSON: remove it and start again.") from error
-        if not isinstance(found, dict):
-            raise DevRefused(f"{self.path / name} is not an object: remove it and start again.")
-        return found
+        return _read(self.path / name)
 
     def _write(self, name: str, content: Mapping[str, Any]) -> None:
         """Readable to the owner alone, and never half written."""
@@ -93,3 +105,15 @@ class DataFolder:
         with os.fdopen(descriptor, "w", encoding="utf-8") as file:
             json.dump(content, file, indent=2)
         fresh.replace(self.path / name)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except ValueError as error:
+        raise DevRefused(f"{path} is not JSON: remove it and start again.") from error
+    if not isinstance(found, dict):
+        raise DevRefused(f"{path} is not an object: remove it and start again.")
+    return found

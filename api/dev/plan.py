@@ -64,6 +64,7 @@ def make_plan(folder: DataFolder, environ: Mapping[str, str]) -> Plan:
         # Whatever keys are set, a dev run never reaches a real provider.
         "LASTPORTION_SANDBOX": "true",
         "LASTPORTION_STRIPE_API_BASE": f"{plan.url}/sandbox/stripe",
+        "LASTPORTION_PAYSTACK_API_BASE": f"{plan.url}/sandbox/paystack",
         "LASTPORTION_STRIPE_SECRET_KEY": secrets["stripe_secret_key"],
         "LASTPORTION_HOST": host,
         "LASTPORTION_PORT": str(plan.port),

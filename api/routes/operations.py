@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import structlog
 from fastapi import APIRouter, Request, Response
 
 from api import metrics
@@ -9,8 +10,11 @@ from api.answers import json_answer
 from api.dependencies import services_of
 from api.openapi import OPEN
 from api.readiness import Readiness, readiness_of
+from api.services import Services
+from engine.errors import StorageUnavailable
 
 router = APIRouter(tags=["operations"])
+log = structlog.get_logger("api")
 
 
 @router.get("/healthz", openapi_extra=OPEN)
@@ -30,6 +34,7 @@ async def readyz(request: Request) -> Response:
 async def exposition(request: Request) -> Response:
     """This process's metrics for Prometheus, and how the deployment's jobs go."""
     await _look(request)
+    await _look_at_money(services_of(request))
     return Response(metrics.exposition(), media_type=metrics.CONTENT_TYPE_LATEST)
 
 
@@ -38,3 +43,11 @@ async def _look(request: Request) -> Readiness:
     readiness = await readiness_of(services.database, services.state)
     metrics.report_readiness(readiness)
     return readiness
+
+
+async def _look_at_money(services: Services) -> None:
+    try:
+        metrics.report_money(await services.refunds.owed(), await services.reconciler.count_unmatched())
+    except StorageUnavailable as error:
+        # A scrape must not fail with Postgres: `lastportion_ready` says that it is away.
+        log.info("money_unreported", reason=error.code)
