@@ -18,7 +18,7 @@ import structlog
 
 from engine.catalogue import Offer, code_named
 from engine.code_reservations import CodeReservations, Holder
-from engine.domain import OrderStatus, Outcome, Provider, Reservation
+from engine.domain import AttemptStatus, OrderStatus, Outcome, Provider, Reservation
 from engine.errors import IdConflict, Invalid, LastportionError, NotReady, Refused
 from engine.identifiers import derived_id, new_id
 from engine.money import check_payable
@@ -225,7 +225,12 @@ class CheckoutService:
             request.cancel_url,
             None if key is None else Asked(key, request.fingerprint),
         )
-        return await self._paying.renew(placed, wish)
+        renewed = await self._paying.renew(placed, wish)
+        if renewed is None:
+            present = (await self._paying.find(placed.order)).attempt
+            if present is not None and present.status in (AttemptStatus.PAID, AttemptStatus.UNPAID):
+                raise refused
+        return renewed
 
     async def _prepare(self, request: CheckoutRequest, order_id: str) -> Placement:
         """Price and reserve; what is returned is held in Redis and stored nowhere else yet."""

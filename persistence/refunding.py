@@ -68,17 +68,18 @@ _FORGIVE = text("""
 delete from refunds f
 using payments p, json_to_recordset(cast(:rows as json)) as n(provider text, ref text, order_id text)
 where p.provider = n.provider and p.ref = n.ref and p.order_id = n.order_id
-    and f.payment_id = p.id and f.cause = 'mismatched' and f.status = 'owed' and f.called_at is null
+    and f.payment_id = p.id and f.cause = 'mismatched' and f.called_at is null
+    and not exists (select from provider_refunds r where r.refund_id = f.id)
 """)
 _CORRECT = text("""
 update payments p
-set amount_minor = n.amount_minor, currency = n.currency, status = n.status, settlement_id = n.settlement_id
+set amount_minor = n.amount_minor, currency = n.currency, status = n.status, settlement_id = n.settlement_id,
+    refunded_minor = 0
 from json_to_recordset(cast(:rows as json))
     as n(provider text, ref text, order_id text, amount_minor bigint, currency text, status text,
         settlement_id text)
 where p.provider = n.provider and p.ref = n.ref and p.order_id = n.order_id
-    and p.status in ('flagged', 'refund_owed') and p.refunded_minor = 0
-    and not exists (select from refunds f where f.payment_id = p.id)
+    and p.status <> 'kept' and not exists (select from refunds f where f.payment_id = p.id)
     and exists (select from settlements s where s.id = p.settlement_id and s.state = 'mismatched')
 """)
 
