@@ -122,6 +122,10 @@ class CodeReservations:
         reservation = await self._reservations.read(tenant, reservation_id)
         return reservation.status is not ReservationStatus.COMPLETED and not reservation.alive
 
+    async def is_alive(self, tenant: str, reservation_id: str) -> bool:
+        """Whether a reservation still holds units that nobody has bought."""
+        return (await self._reservations.read(tenant, reservation_id)).alive
+
     async def seconds_left(self, tenant: str, end_s: int) -> int:
         """How long, on the scripts' clock, until this second."""
         return end_s - await self._reservations.now_ms(tenant) // 1000

@@ -104,9 +104,9 @@ class OverdueAttempts:
             await self._attempts.end(attempt.frozen)
 
     async def _has_lapsed(self, attempt: Attempt) -> bool:
-        """Whether what an attempt holds has ended, which its extension by hand may have put off."""
+        """Whether what an attempt was to pay for is held no more; an extension by hand may have put that off."""
         held = attempt.frozen.reservation_id
-        return held is None or await self._held.is_over(attempt.frozen.tenant, held)
+        return held is None or not await self._held.is_alive(attempt.frozen.tenant, held)
 
     async def _session_of(self, port: PaymentPort, attempt: Attempt) -> Session | None:
         """The session as it is now; None when the attempt never had one.

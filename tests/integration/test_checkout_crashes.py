@@ -18,6 +18,7 @@ from engine.code_reservations import CodeReservations
 from engine.domain import OrderStatus, Provider
 from engine.paying import Paying
 from engine.payments.port import EventKind, SessionState
+from engine.pricing import WantedLine
 from engine.settlement import SettlementService
 from tests.shop import Shop, event, open_shop
 
@@ -64,10 +65,12 @@ class _Wrapped:
             here = fuse.calls == fuse.blow_at
             if here and not fuse.after:
                 fuse.blow()
-            answer = await method(*args, **kwargs)
-            if here and fuse.after:
-                fuse.blow()
-            return answer
+            try:
+                return await method(*args, **kwargs)
+            finally:
+                # An answer that says no is lost like any other.
+                if here and fuse.after:
+                    fuse.blow()
 
         return call
 
@@ -185,6 +188,65 @@ async def test_a_buyer_who_hangs_up_anywhere_leaves_the_whole(shop: Shop, after:
     assert again.attempt is not None
     assert again.attempt.url is not None
     assert (await shop.pool()).reserved == hung_up + 1
+
+
+@pytest.mark.parametrize("provider", [Provider.STRIPE, Provider.PAYSTACK])
+@pytest.mark.parametrize("after", [False, True], ids=["before the effect", "after the effect"])
+async def test_a_crash_anywhere_in_a_further_attempt_loses_nothing(shop: Shop, after: bool, provider: Provider) -> None:
+    """The same customer asks again, and the process dies: some repeat, some pay where they can, some walk away."""
+    await shop.stock(cap=None, per_customer=1)
+    await shop.stock_naira()
+    port = shop.provider if provider is Provider.STRIPE else shop.paystack
+    wish: dict[str, Any] = {"provider": provider}
+    if provider is Provider.PAYSTACK:
+        wish["lines"] = (WantedLine("ng", 1),)
+    orders, real = [], shop.checkout
+    for place in range(1, MOST_CALLS):
+        customer = f"c{place}"
+        first = await shop.buy(f"first{place}", customer=customer, **wish)
+        fuse = Fuse(place, after=after)
+        shop.checkout = dying_checkout(shop, fuse)
+        orders.append(first.order.id)
+        try:
+            await shop.buy(f"again{place}", customer=customer, **wish)
+        except Crash:
+            pass
+        else:
+            break
+        finally:
+            shop.checkout = real
+        if place % 3 == 0:
+            repeated = await shop.buy(f"again{place}", customer=customer, **wish)
+            assert repeated.order.id == first.order.id
+    assert len(orders) > 8
+    on_offer = [session for session in port.payable if port.sessions_end]
+    assert len({port.sessions[session].marked_order_id for session in on_offer}) == len(on_offer)
+    paid = pay_half(shop, provider)
+    for session in paid:
+        facts = {"amount_minor": 225000, "currency": "NGN"} if provider is Provider.PAYSTACK else {}
+        ref = port.sessions[session].payment_ref
+        await shop.settlement.receive(provider, event(EventKind.PAID, session, payment_ref=ref, **facts))
+    await shop.advance(2500)
+    await shop.overdue.close()
+    await shop.persist()
+    bought = {port.sessions[session].marked_order_id for session in paid}
+    for order_id in orders:
+        order = (await shop.reader.order("school", order_id)).order
+        assert order.status is (OrderStatus.PAID if order_id in bought else OrderStatus.CANCELLED)
+    kept = await shop.rows("select count(*) from payments where status = 'kept'")
+    assert kept == [(len(bought),)]
+    pool = await shop.pool()
+    assert (pool.reserved, pool.completed) == (0, len(bought))
+    assert await shop.rows("select count(*) from attempts where status in ('frozen', 'open', 'closing')") == [(0,)]
+
+
+def pay_half(shop: Shop, provider: Provider) -> list[str]:
+    """Every second session that can be paid is paid; answers which."""
+    port = shop.provider if provider is Provider.STRIPE else shop.paystack
+    chosen = port.payable[::2]
+    for session in chosen:
+        port.pay(session)
+    return chosen
 
 
 @pytest.mark.parametrize("after", [False, True], ids=["before the effect", "after the effect"])
