@@ -26,7 +26,7 @@ PAUSE_AFTER_FAILURE: Final = "least(interval '1 hour', interval '1 minute' * 2 ^
 
 # What is neither back nor on its way of a payment ``p``.
 REST_MINOR: Final = """p.amount_minor - p.refunded_minor - coalesce(
-    (select sum(f.amount_minor) from refunds f where f.payment_id = p.id and f.status <> 'refunded'), 0)"""
+    (select sum(f.amount_minor) from refunds f where f.payment_id = p.id and f.status <> 'refunded'), 0)::bigint"""
 
 _ENTER = f"""
     select p.id, p.tenant, p.order_id, p.currency, n.cause, {REST_MINOR} as left_minor

@@ -9,14 +9,14 @@ from uuid import uuid4
 from sqlalchemy import select, text
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
-from engine.domain import PaymentStatus, Provider, RefundCause, RefundStatus
+from engine.domain import OrderEvent, PaymentStatus, Provider, RefundCause, RefundStatus
 from engine.errors import IdConflict, IllegalTransition, Invalid, Unknown
 from engine.money import payable_step, show
 from engine.orders import RefundShown
 from engine.payments.port import Dispute, FrozenRefund, ProviderEvent, ProviderRefund, RefundTotal
 from engine.refunds import ClaimedRefund, OwedRefunds
 from persistence.database import transaction
-from persistence.refunding import count_news, lock_orders_of
+from persistence.refunding import REST_MINOR, count_news, lock_orders_of
 from persistence.repositories.refund_news import note_dispute, note_refund, note_total
 from persistence.tables import Order, Payment, Refund
 
@@ -99,7 +99,12 @@ class PostgresRefunds:
         self, providers: Collection[Provider], stale_seconds: int, refund_id: str | None = None
     ) -> ClaimedRefund | None:
         """Take a refund that is due, or whose worker is gone, or that the provider has been silent about."""
-        values = {"id": refund_id, "claim": uuid4().hex, "stale": stale_seconds, "providers": [p.value for p in providers]}
+        values = {
+            "id": refund_id,
+            "claim": uuid4().hex,
+            "stale": stale_seconds,
+            "providers": [p.value for p in providers],
+        }
         async with transaction(self._engine) as connection:
             row = (await connection.execute(_CLAIM, values)).one_or_none()
         if row is None:
@@ -160,15 +165,9 @@ class PostgresRefunds:
             )
             if status is None:
                 raise Unknown("order", order_id)
-            known = (
-                await connection.execute(
-                    select(Refund.id, Refund.amount_minor).where(
-                        Refund.order_id == order_id, Refund.request_id == request_id
-                    )
-                )
-            ).one_or_none()
+            known = (await connection.execute(_ASKED, {"order": order_id, "request": request_id})).one_or_none()
             if known is not None:
-                if amount_minor not in (None, known.amount_minor):
+                if amount_minor not in (None, known.asked_minor):
                     raise IdConflict("This id was used for a refund of another amount.", id=request_id)
                 return str(known.id)
             payment = await _payment_with_rest(connection, order_id)
@@ -229,15 +228,31 @@ class PostgresRefunds:
 
 
 _ADD_REQUESTED = text(f"""
-insert into refunds (tenant, order_id, payment_id, cause, request_id, reason, amount_minor, currency, status)
-values (:tenant, :order, :payment, '{RefundCause.REQUESTED.value}', :request, :reason, :amount, :currency,
-    '{RefundStatus.OWED.value}')
-returning id
+with added as (
+    insert into refunds (tenant, order_id, payment_id, cause, request_id, reason, amount_minor, currency, status)
+    values (:tenant, :order, :payment, '{RefundCause.REQUESTED.value}', :request, :reason, :amount, :currency,
+        '{RefundStatus.OWED.value}')
+    returning *
+), told as (
+    insert into order_history (order_id, event, details, settlement_id)
+    select order_id, '{OrderEvent.REFUND_OWED.value}', jsonb_build_object('refund', request_id,
+        'amount_minor', amount_minor, 'currency', currency, 'cause', cause, 'reason', reason), id
+    from added
+)
+select id from added
 """)  # noqa: S608  (names from our own enums)
 
+# The amount as it was asked for: of the row's something may have been refunded by somebody else since.
+_ASKED = text(f"""
+select f.id, (h.details->>'amount_minor')::bigint as asked_minor
+from refunds f
+join order_history h on h.order_id = f.order_id and h.settlement_id = f.id
+    and h.event = '{OrderEvent.REFUND_OWED.value}'
+where f.order_id = :order and f.request_id = :request
+""")  # noqa: S608  (a name from our own enum)
+
 _REST = text(f"""
-select p.id, p.currency, p.amount_minor - p.refunded_minor - coalesce(
-    (select sum(f.amount_minor) from refunds f where f.payment_id = p.id and f.status <> 'refunded'), 0) as rest_minor
+select p.id, p.currency, {REST_MINOR} as rest_minor
 from payments p
 where p.order_id = :order and p.status = '{PaymentStatus.KEPT.value}'
 order by rest_minor desc, p.created_at
