@@ -2,92 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
-from typing import Any
+from collections.abc import AsyncIterator
 
 import pytest
-from sqlalchemy import Row, text
-from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
+from sqlalchemy import text
+from sqlalchemy.ext.asyncio import AsyncEngine
 
 from engine.domain import OrderStatus, Outcome, PaymentStatus, SettlementKind
-from engine.settings import Settings
-from persistence.database import create_engine_from, transaction
+from persistence.database import transaction
 from persistence.settling import AppliedSettlement, apply_settlements, settle_order
-
-PAYS = SettlementKind.COMPLETE
-RELEASES = SettlementKind.RELEASE
-CANCELS = SettlementKind.CANCEL
+from tests.settled_orders import (
+    CANCELS,
+    HOLDS,
+    PAYS,
+    RELEASES,
+    Step,
+    apply,
+    open_order,
+    rows,
+    status_of_order,
+    statuses_of_payments,
+    store,
+    told,
+)
 
 
 @pytest.fixture
 async def database(database_url: str) -> AsyncIterator[AsyncEngine]:
     """With one order and the two sessions that were opened for it."""
-    engine = create_engine_from(Settings(database_url=database_url))
-    async with engine.begin() as connection:
-        await connection.execute(
-            text(
-                "insert into orders (id, tenant, customer, email, currency, amount_minor, status, provider,"
-                " request_fingerprint, success_url, cancel_url)"
-                " values ('o1', 't', 'ann', 'a@b.example', 'GBP', 1250, 'pending', 'stripe', 'f', 's', 'c')"
-            )
-        )
-        for number in (1, 2):
-            await connection.execute(
-                text(
-                    "insert into attempts (order_id, number, provider, idempotency_key, parameters, status, session_id)"
-                    " values ('o1', :number, 'stripe', 'o1:' || :key, '{}', 'open', 'cs' || :key)"
-                ),
-                {"number": number, "key": str(number)},
-            )
-    yield engine
-    await engine.dispose()
+    async with open_order(database_url) as engine:
+        yield engine
 
 
-async def _store(
-    connection: AsyncConnection, identifier: str, kind: SettlementKind, payment: str | None, state: str = "stored"
-) -> None:
-    await connection.execute(
-        text(
-            "insert into settlements (id, provider, dedup_key, kind, tenant, order_id, session_id, payment_ref,"
-            " amount_minor, currency, state)"
-            " values (:id, 'stripe', :id, :kind, 't', 'o1', 'cs1', :payment, :amount, 'GBP', :state)"
-        ),
-        {"id": identifier, "kind": kind, "payment": payment, "amount": 1250 if payment else None, "state": state},
-    )
-
-
-async def _apply(database: AsyncEngine, *steps: tuple[SettlementKind, str | None, Outcome], at_once: bool) -> None:
-    applied = []
-    async with transaction(database) as connection:
-        for number, (kind, payment, outcome) in enumerate(steps):
-            await _store(connection, f"s{number}", kind, payment)
-            applied.append(AppliedSettlement(f"s{number}", outcome))
-        if at_once:
-            assert await apply_settlements(connection, applied) == len(steps)
-    if not at_once:
-        for one in applied:
-            async with transaction(database) as connection:
-                assert await apply_settlements(connection, [one]) == 1
-
-
-async def _rows(database: AsyncEngine, query: str) -> Sequence[Row[Any]]:
-    async with transaction(database) as connection:
-        return (await connection.execute(text(query))).all()
-
-
-async def _order(database: AsyncEngine) -> str:
-    return str((await _rows(database, "select status from orders"))[0].status)
-
-
-async def _payments(database: AsyncEngine) -> dict[str, str]:
-    return {row.ref: row.status for row in await _rows(database, "select ref, status from payments")}
-
-
-async def _events(database: AsyncEngine) -> list[str]:
-    return [row.event for row in await _rows(database, "select event from order_history order by id")]
-
-
-STORIES: dict[str, tuple[list[tuple[SettlementKind, str | None, Outcome]], str, dict[str, str], list[str]]] = {
+STORIES: dict[str, tuple[list[Step], str, dict[str, str], list[str]]] = {
     "paid": ([(PAYS, "p1", Outcome.COMPLETED)], "paid", {"p1": "kept"}, ["paid"]),
     "paid, told twice": (
         [(PAYS, "p1", Outcome.COMPLETED), (PAYS, "p1", Outcome.ALREADY_COMPLETED)],
@@ -114,25 +61,25 @@ STORIES: dict[str, tuple[list[tuple[SettlementKind, str | None, Outcome]], str, 
         [(RELEASES, None, Outcome.RELEASED), (PAYS, "p1", Outcome.REFUND_DUE)],
         "cancelled",
         {"p1": "refund_owed"},
-        ["released", "refund_due"],
+        ["released", "refund_due", "refund_owed"],
     ),
     "late and not honoured": (
         [(PAYS, "p1", Outcome.REFUND_DUE)],
         "cancelled",
         {"p1": "refund_owed"},
-        ["refund_due"],
+        ["refund_due", "refund_owed"],
     ),
     "paid twice": (
         [(PAYS, "p1", Outcome.COMPLETED), (PAYS, "p2", Outcome.DUPLICATE_PAYMENT)],
         "paid",
         {"p1": "kept", "p2": "refund_owed"},
-        ["paid", "duplicate_payment"],
+        ["paid", "duplicate_payment", "refund_owed"],
     ),
     "paid and cancelled": (
         [(PAYS, "p1", Outcome.COMPLETED), (CANCELS, None, Outcome.CANCELLED)],
         "cancelled",
         {"p1": "refund_owed"},
-        ["paid", "cancelled"],
+        ["paid", "cancelled", "refund_owed"],
     ),
     "cancelled twice": (
         [
@@ -142,7 +89,26 @@ STORIES: dict[str, tuple[list[tuple[SettlementKind, str | None, Outcome]], str, 
         ],
         "cancelled",
         {"p1": "refund_owed"},
-        ["paid", "cancelled"],
+        ["paid", "cancelled", "refund_owed"],
+    ),
+    "money on its way": ([(HOLDS, None, Outcome.HELD)], "pending", {}, ["payment_pending"]),
+    "money on its way, then there": (
+        [(HOLDS, None, Outcome.HELD), (PAYS, "p1", Outcome.COMPLETED)],
+        "paid",
+        {"p1": "kept"},
+        ["payment_pending", "paid"],
+    ),
+    "money on its way, which never came": (
+        [(HOLDS, None, Outcome.NOT_HELD), (RELEASES, None, Outcome.RELEASED)],
+        "cancelled",
+        {},
+        ["payment_pending", "released"],
+    ),
+    "money on its way, told late": (
+        [(PAYS, "p1", Outcome.COMPLETED), (HOLDS, None, Outcome.ALREADY_COMPLETED)],
+        "paid",
+        {"p1": "kept"},
+        ["paid"],
     ),
     "not allowed": ([(CANCELS, None, Outcome.ILLEGAL_TRANSITION)], "pending", {}, []),
 }
@@ -152,45 +118,52 @@ STORIES: dict[str, tuple[list[tuple[SettlementKind, str | None, Outcome]], str, 
 @pytest.mark.parametrize("story", STORIES)
 async def test_what_an_outcome_means(database: AsyncEngine, story: str, at_once: bool) -> None:
     steps, status, payments, events = STORIES[story]
-    await _apply(database, *steps, at_once=at_once)
-    assert await _order(database) == status
-    assert await _payments(database) == payments
-    assert await _events(database) == events
-    settled = await _rows(database, "select state, outcome, applied_at from settlements order by id")
+    await apply(database, *steps, at_once=at_once)
+    assert await status_of_order(database) == status
+    assert await statuses_of_payments(database) == payments
+    assert await told(database) == events
+    settled = await rows(database, "select state, outcome, applied_at from settlements order by id")
     assert [(row.state, row.outcome) for row in settled] == [("applied", outcome) for _, _, outcome in steps]
     assert all(row.applied_at for row in settled)
 
 
 async def test_told_again_changes_nothing(database: AsyncEngine) -> None:
     """The persister may meet an entry again, and the job may apply what was applied: the first word counts."""
-    await _apply(database, (PAYS, "p1", Outcome.COMPLETED), at_once=True)
+    await apply(database, (PAYS, "p1", Outcome.COMPLETED), at_once=True)
     async with transaction(database) as connection:
         await connection.execute(text("update orders set status = 'confirmed'"))
         for outcome in (Outcome.COMPLETED, Outcome.ALREADY_COMPLETED, Outcome.CANCELLED):
             assert await apply_settlements(connection, [AppliedSettlement("s0", outcome)]) == 0
-    assert await _order(database) == "confirmed"
-    assert await _events(database) == ["paid"]
+    assert await status_of_order(database) == "confirmed"
+    assert await told(database) == ["paid"]
 
 
 @pytest.mark.parametrize("state", ["unmatched", "mismatched"])
 async def test_only_what_is_stored_is_applied(database: AsyncEngine, state: str) -> None:
     async with transaction(database) as connection:
-        await _store(connection, "s0", PAYS, "p1", state)
+        await store(connection, "s0", PAYS, "p1", state)
         assert await apply_settlements(connection, [AppliedSettlement("s0", Outcome.COMPLETED)]) == 0
         assert await settle_order(connection, "s0") is None
-    assert await _order(database) == "pending"
-    assert await _payments(database) == {}
+    assert await status_of_order(database) == "pending"
+    assert await statuses_of_payments(database) == {}
 
 
 async def test_late_is_told(database: AsyncEngine) -> None:
     async with transaction(database) as connection:
-        await _store(connection, "s0", PAYS, "p1")
+        await store(connection, "s0", PAYS, "p1")
         late = AppliedSettlement("s0", Outcome.COMPLETED, late=True, over_cap=2)
         await apply_settlements(connection, [late])
-    (order,) = await _rows(database, "select late from orders")
-    (event,) = await _rows(database, "select details from order_history")
+    (order,) = await rows(database, "select late from orders")
+    (event,) = await rows(database, "select details from order_history")
     assert order.late
-    assert event.details == {"provider": "stripe", "payment_ref": "p1", "late": True, "over_cap": 2}
+    assert event.details == {
+        "provider": "stripe",
+        "payment_ref": "p1",
+        "amount_minor": 1250,
+        "currency": "GBP",
+        "late": True,
+        "over_cap": 2,
+    }
 
 
 @pytest.mark.parametrize(
@@ -200,15 +173,19 @@ async def test_late_is_told(database: AsyncEngine) -> None:
         ([(RELEASES, None, Outcome.RELEASED)], ["expired", "open"]),
         ([(RELEASES, None, Outcome.RELEASED), (PAYS, "p1", Outcome.COMPLETED)], ["paid", "open"]),
         ([(PAYS, "p1", Outcome.COMPLETED), (RELEASES, None, Outcome.ALREADY_COMPLETED)], ["paid", "open"]),
+        ([(HOLDS, None, Outcome.HELD)], ["unpaid", "open"]),
+        ([(HOLDS, None, Outcome.NOT_HELD), (PAYS, "p1", Outcome.REFUND_DUE)], ["paid", "open"]),
+        ([(HOLDS, None, Outcome.HELD), (RELEASES, None, Outcome.RELEASED)], ["expired", "open"]),
+        ([(PAYS, "p1", Outcome.COMPLETED), (HOLDS, None, Outcome.ALREADY_COMPLETED)], ["paid", "open"]),
     ],
 )
 @pytest.mark.parametrize("at_once", [True, False])
 async def test_the_attempt_says_what_became_of_its_session(
-    database: AsyncEngine, steps: list[tuple[SettlementKind, str | None, Outcome]], attempts: list[str], at_once: bool
+    database: AsyncEngine, steps: list[Step], attempts: list[str], at_once: bool
 ) -> None:
-    await _apply(database, *steps, at_once=at_once)
-    rows = await _rows(database, "select status from attempts order by number")
-    assert [row.status for row in rows] == attempts
+    await apply(database, *steps, at_once=at_once)
+    found = await rows(database, "select status from attempts order by number")
+    assert [row.status for row in found] == attempts
 
 
 DECISIONS: list[tuple[OrderStatus, str | None, SettlementKind, str | None, Outcome]] = [
@@ -216,6 +193,9 @@ DECISIONS: list[tuple[OrderStatus, str | None, SettlementKind, str | None, Outco
     (OrderStatus.PENDING, None, PAYS, None, Outcome.COMPLETED),
     (OrderStatus.PENDING, None, RELEASES, None, Outcome.RELEASED),
     (OrderStatus.PENDING, None, CANCELS, None, Outcome.ILLEGAL_TRANSITION),
+    (OrderStatus.PENDING, None, HOLDS, None, Outcome.HELD),
+    (OrderStatus.CANCELLED, None, HOLDS, None, Outcome.NOT_HELD),
+    (OrderStatus.PAID, "p1", HOLDS, None, Outcome.ALREADY_COMPLETED),
     (OrderStatus.CANCELLED, None, PAYS, "p1", Outcome.COMPLETED),
     (OrderStatus.CANCELLED, None, RELEASES, None, Outcome.ALREADY_RELEASED),
     (OrderStatus.CANCELLED, None, CANCELS, None, Outcome.ALREADY_CANCELLED),
@@ -244,12 +224,12 @@ async def test_an_order_without_reservation_decides_by_its_state(
                 ),
                 {"ref": kept},
             )
-        await _store(connection, "s0", kind, payment)
+        await store(connection, "s0", kind, payment)
         assert await settle_order(connection, "s0") is outcome
         assert await settle_order(connection, "s0") is None
-    (settlement,) = await _rows(database, "select state, outcome from settlements")
+    (settlement,) = await rows(database, "select state, outcome from settlements")
     assert (settlement.state, settlement.outcome) == ("applied", outcome)
-    payments = await _payments(database)
+    payments = await statuses_of_payments(database)
     if payment and payment != kept:
         expected = PaymentStatus.KEPT if outcome is Outcome.COMPLETED else PaymentStatus.REFUND_OWED
         assert payments[payment] == expected
