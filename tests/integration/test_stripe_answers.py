@@ -3,77 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from typing import Any
 
 import pytest
-from starlette.types import Receive, Scope, Send
 
 from engine.errors import ProviderError, ProviderTimeout
-from engine.payments.port import ExpireOutcome, FrozenAttempt, PricedLine
+from engine.payments.port import ExpireOutcome
 from engine.payments.stripe import StripePayments
-from tests.loopback import listening_socket, served
-
-SESSION: dict[str, Any] = {
-    "id": "cs_test_1",
-    "object": "checkout.session",
-    "status": "open",
-    "payment_status": "unpaid",
-    "amount_total": 1250,
-    "currency": "gbp",
-    "url": "https://pay.example/cs_test_1",
-    "expires_at": 1_750_001_860,
-    "payment_intent": None,
-}
-
-ATTEMPT = FrozenAttempt(
-    order_id="ord-1",
-    reservation_id="res-1",
-    tenant="demo",
-    number=1,
-    idempotency_key="ord-1:1",
-    amount_minor=1250,
-    currency="GBP",
-    email="pupil@school.example",
-    customer="pupil-1",
-    lines=(PricedLine("Practice pack", 1250),),
-    success_url="https://shop.example/thanks",
-    cancel_url="https://shop.example/basket",
-    expires_at_s=1_750_001_860,
-)
-
-
-class Answers:
-    """A server that gives the answers it was told, one a call; ``None`` cuts the connection."""
-
-    def __init__(self, *answers: tuple[int, bytes] | None) -> None:
-        self._answers = list(answers)
-        self.calls = 0
-
-    async def __call__(self, _scope: Scope, _receive: Receive, send: Send) -> None:
-        answer = self._answers[min(self.calls, len(self._answers) - 1)]
-        self.calls += 1
-        status, body = answer or (200, b"{}")
-        head = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
-        await send({"type": "http.response.start", "status": status, "headers": head})
-        if answer is not None:
-            await send({"type": "http.response.body", "body": body})
-
-
-@asynccontextmanager
-async def answering(*answers: tuple[int, bytes] | None) -> AsyncIterator[tuple[StripePayments, Answers]]:
-    app = Answers(*answers)
-    async with served(app, listening_socket()) as url:
-        payments = StripePayments("sk_test_of_the_tests", "whsec", api_base=url, timeout_seconds=5)
-        try:
-            yield payments, app
-        finally:
-            await payments.close()
-
-
-def refusal(kind: str, **more: str) -> bytes:
-    return json.dumps({"error": {"type": kind, "message": "Invalid API Key provided: sk_test_***1234"} | more}).encode()
+from tests.loopback import listening_socket
+from tests.stripe_answering import ATTEMPT, SESSION, answering, refusal
 
 
 @pytest.mark.parametrize(
