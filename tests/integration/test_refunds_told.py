@@ -260,3 +260,25 @@ def test_news_of_both_rounds_end_in_one_state(order: list[News], repeats: list[i
 @pytest.fixture
 def told_url(database_url: str) -> str:
     return database_url
+
+
+async def test_of_two_refunds_for_one_debt_the_one_that_went_through_counts(books: Books) -> None:
+    """A worker that was thought dead asked too: one fails, the other is through, and nothing is asked for again."""
+    twins = [
+        ProviderRefund(ref, "pi_1", 4900, "GBP", status, marked_refund_id="ours", marked_round=1)
+        for ref, status in (("re_1", PENDING), ("re_1", FAILED), ("re_2", PENDING), ("re_2", SUCCEEDED))
+    ]
+    for order in permutations(twins):
+        await start_anew(books)
+        await owe_ours(books)
+        for one in order:
+            await books.hear(one)
+        assert [row[0] for row in await books.refunds()] == ["refunded"]
+        assert await books.order() == ("refunded", 4900)
+
+
+async def test_a_failure_beside_one_that_is_under_way_asks_for_nothing(books: Books) -> None:
+    await owe_ours(books)
+    for ref, status in (("re_1", PENDING), ("re_2", PENDING), ("re_1", FAILED)):
+        await books.hear(ProviderRefund(ref, "pi_1", 4900, "GBP", status, marked_refund_id="ours", marked_round=1))
+    assert await books.refunds() == [("pending", 1, 4900)]
