@@ -40,7 +40,7 @@ async def reconcile(settings: Settings, days: int) -> Findings:
 
 def status_of(findings: Findings) -> int:
     """The exit status: what could not be asked outweighs what was found."""
-    if findings.unasked:
+    if findings.unasked or not findings.asked:
         return UNASKED
     return DIFFERENCES if findings.differences else CLEAN
 
@@ -51,10 +51,14 @@ def lines_of(findings: Findings, days: int) -> Iterator[str]:
         yield _line(difference)
     for provider, reason in findings.unasked.items():
         yield f"{provider.value}: could not be asked ({reason})"
-    found = len(findings.differences)
-    what = "no difference" if not found else "1 difference" if found == 1 else f"{found} differences"
-    rest = "; ask again for the rest" if findings.unasked else ""
-    yield f"{what} in what was paid in the last {days} {'day' if days == 1 else 'days'}{rest}"
+    if findings.asked or findings.differences:
+        found = len(findings.differences)
+        what = "no difference" if not found else "1 difference" if found == 1 else f"{found} differences"
+        whom = " and ".join(provider.value for provider in (*findings.asked, *findings.unasked))
+        rest = "; ask again for the rest" if findings.unasked else ""
+        yield f"{what} in what was paid through {whom} in the last {days} {'day' if days == 1 else 'days'}{rest}"
+    elif not findings.unasked:
+        yield "nobody was asked: no provider's secret key is set"
 
 
 def _line(difference: Difference) -> str:

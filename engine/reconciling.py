@@ -53,6 +53,7 @@ class Findings:
     """What a run found; ``unasked`` names the providers whose list could not be had, with the reason."""
 
     differences: list[Difference] = field(default_factory=list)
+    asked: list[Provider] = field(default_factory=list)
     unasked: dict[Provider, str] = field(default_factory=dict)
 
 
@@ -126,26 +127,29 @@ class ProviderReconciler:
         """
         findings = Findings()
         for provider in sorted(self._offered):
-            batch: list[Session] = []
-            try:
-                async for session in self._payments[provider].paid_since(since_s):
-                    batch.append(session)
-                    if len(batch) == BATCH:
-                        findings.differences += await self._settle_unsettled(provider, batch)
-                        batch = []
-            except (ProviderError, ProviderTimeout) as error:
-                findings.unasked[provider] = error.code
-                log.warning("provider_not_reconciled", provider=provider.value, reason=error.code)
-            findings.differences += await self._settle_unsettled(provider, batch)
+            await self._look_at(provider, since_s, findings)
         return findings
+
+    async def _look_at(self, provider: Provider, since_s: int, findings: Findings) -> None:
+        batch: list[Session] = []
+        try:
+            async for session in self._payments[provider].paid_since(since_s):
+                batch.append(session)
+                if len(batch) == BATCH:
+                    findings.differences += await self._settle_unsettled(provider, batch)
+                    batch = []
+            findings.asked.append(provider)
+        except (ProviderError, ProviderTimeout) as error:
+            findings.unasked[provider] = error.code
+            log.warning("provider_not_reconciled", provider=provider.value, reason=error.code)
+        # Also with nothing in it: that nothing differs is not to be said without Postgres.
+        findings.differences += await self._settle_unsettled(provider, batch)
 
     async def count_unmatched(self) -> int:
         """How many events about money belong to no session known here, for metrics. Raises ``StorageUnavailable``."""
         return await self._store.count_unmatched()
 
     async def _settle_unsettled(self, provider: Provider, paid: Sequence[Session]) -> list[Difference]:
-        if not paid:
-            return []
         orders = await self._store.orders_of_unsettled(provider, paid)
         return [await self._settle(provider, session, orders[session.id]) for session in paid if session.id in orders]
 

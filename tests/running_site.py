@@ -10,7 +10,7 @@ import re
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import httpx
@@ -43,6 +43,8 @@ class Site:
 
     http: httpx.AsyncClient
     settings: Settings
+    paid_at_paystack: list[dict[str, Any]] = field(default_factory=list)
+    """What Paystack lists as paid."""
 
     async def check_out(self, provider: Provider, key: str = "k1") -> dict[str, Any]:
         """A full-price pack, in a currency that the provider takes."""
@@ -141,8 +143,19 @@ async def _initialize(request: Request) -> JSONResponse:
 async def running_site(
     redis_url: str, database_url: str, *, persists: bool = False, **changes: object
 ) -> AsyncIterator[Site]:
-    """A deployment with a product for each provider; Stripe is the sandbox, Paystack one that opens and no more."""
-    paystack = Starlette(routes=[Route("/transaction/initialize", _initialize, methods=["POST"])])
+    """A deployment with a product for each provider; Stripe is the sandbox, Paystack one that opens and lists."""
+    paid: list[dict[str, Any]] = []
+
+    async def transactions(request: Request) -> JSONResponse:
+        page = paid if request.query_params.get("page", "1") == "1" else []
+        return JSONResponse({"status": True, "message": "Transactions retrieved", "data": page, "meta": {}})
+
+    paystack = Starlette(
+        routes=[
+            Route("/transaction/initialize", _initialize, methods=["POST"]),
+            Route("/transaction", transactions, methods=["GET"]),
+        ]
+    )
     listener = listening_socket()
     url = f"http://127.0.0.1:{listener.getsockname()[1]}"
     async with served(paystack, listening_socket()) as paystack_url:
@@ -172,5 +185,5 @@ async def running_site(
                     product = {"name": "Practice pack", "amount_minor": amount, "currency": currency}
                     answer = await http.put(f"/v1/products/pack-{provider.value}", json=product)
                     assert answer.is_success, answer.text
-                yield Site(http, settings)
+                yield Site(http, settings, paid)
             stop.set()
