@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from api.dev import plan as planning
-from api.dev.folder import DataFolder, DevRefused
+from api.dev.folder import DataFolder, DevRefused, running_settings
 from api.dev.plan import make_plan, without_password
 from api.servers import RedisBinary, free_port
 
@@ -46,15 +46,17 @@ def test_settings_of_the_environment_are_honoured(folder: DataFolder) -> None:
 
 
 @pytest.mark.parametrize("spell", [str.upper, str.lower])
-def test_no_setting_leads_a_dev_run_to_the_real_stripe(folder: DataFolder, spell: Callable[[str], str]) -> None:
+def test_no_setting_leads_a_dev_run_to_a_real_provider(folder: DataFolder, spell: Callable[[str], str]) -> None:
     given = {
         spell("LASTPORTION_STRIPE_SECRET_KEY"): "sk_live_real",
         spell("LASTPORTION_STRIPE_API_BASE"): "https://stripe.example",
+        spell("LASTPORTION_PAYSTACK_API_BASE"): "https://paystack.example",
         spell("LASTPORTION_SANDBOX"): "false",
     }
     made = environment(folder, **given)
     assert "sk_live_real" not in made.values()
     assert made["LASTPORTION_STRIPE_API_BASE"] == f"http://127.0.0.1:{made['LASTPORTION_PORT']}/sandbox/stripe"
+    assert made["LASTPORTION_PAYSTACK_API_BASE"] == f"http://127.0.0.1:{made['LASTPORTION_PORT']}/sandbox/paystack"
     assert made["LASTPORTION_SANDBOX"] == "true"
     # Settings read names in any case, so another spelling must not be passed on beside ours.
     assert [name for name in made if name.upper().startswith("LASTPORTION_") and not name.isupper()] == []
@@ -130,6 +132,22 @@ def test_a_second_run_in_the_same_folder_is_told_of_the_first(folder: DataFolder
             pytest.fail("two runs in one folder")
     with DataFolder(tmp_path).held():
         assert not (folder.path / "running.json").exists()
+
+
+def test_another_command_has_the_settings_of_a_run_while_it_runs(folder: DataFolder, tmp_path: Path) -> None:
+    with pytest.raises(DevRefused, match="No Lastportion runs in this folder"):
+        running_settings(tmp_path)
+    with folder.held():
+        with pytest.raises(DevRefused, match="still starting"):
+            running_settings(tmp_path)
+        folder.announce(url="http://127.0.0.1:8123", settings={"paystack_secret_key": "sk_test_1"})
+        assert running_settings(tmp_path) == {"paystack_secret_key": "sk_test_1"}
+        assert (folder.path / "running.json").stat().st_mode & 0o777 == 0o600
+    assert not (folder.path / "running.json").exists()
+    # What a run that was killed left says nothing: nobody holds the lock.
+    folder.announce(url="http://127.0.0.1:8123", settings={"paystack_secret_key": "sk_test_1"})
+    with pytest.raises(DevRefused, match="No Lastportion runs in this folder"):
+        running_settings(tmp_path)
 
 
 def test_a_broken_file_is_named(folder: DataFolder) -> None:
