@@ -11,7 +11,7 @@ from typing import Any, Final, Protocol
 
 import structlog
 
-from engine.errors import LastportionError, Unavailable
+from engine.errors import LastportionError, ProviderError, ProviderTimeout, Unavailable
 
 log = structlog.get_logger(__name__)
 
@@ -76,6 +76,10 @@ class JobRunner:
             if not is_failing:
                 log.warning("job_waits", job=job.name, reason=error.code)
             return error.code, None
+        except (ProviderError, ProviderTimeout) as error:
+            if not is_failing:
+                log.warning("job_waits", job=job.name, reason=error.message)
+            return error.message, None
         except Exception as error:
             log.exception("job_failed", job=job.name)
             return str(error) or type(error).__name__, None

@@ -117,6 +117,16 @@ async def test_another_amount_is_set_aside_and_said_once(shop: Shop) -> None:
     assert (await reconciler(shop).look_back(DAY)).differences == []
 
 
+async def test_the_right_amount_is_found_although_a_wrong_one_was_told(shop: Shop) -> None:
+    answer = await shop.buy("k1")
+    shop.provider.pay("cs_1")
+    await shop.settlement.receive(Provider.STRIPE, event(EventKind.PAID, "cs_1", amount_minor=4409))
+    assert (await shop.order(answer.order.id)).status is OrderStatus.PENDING
+    assert (await reconciler(shop).look_back(DAY)).differences == [found(Provider.STRIPE, "cs_1", answer.order.id)]
+    assert (await shop.order(answer.order.id)).status is OrderStatus.PAID
+    assert (await reconciler(shop).look_back(DAY)).differences == []
+
+
 @pytest.mark.parametrize("trouble", [ProviderTimeout(), ProviderError(provider_code="unauthorised")])
 async def test_a_provider_in_trouble_keeps_the_other_from_nothing(shop: Shop, trouble: Exception) -> None:
     await shop.catalogue.put_product(Product(TENANT, "pack-ng", "Practice pack", 250_000, "NGN"))
