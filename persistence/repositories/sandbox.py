@@ -7,20 +7,24 @@ from contextlib import asynccontextmanager
 from hashlib import blake2b
 from typing import Any
 
-from sqlalchemy import delete, func, select, update
+from sqlalchemy import ColumnElement, delete, func, select, update
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
 
+from engine.domain import Provider
 from persistence.database import transaction
 from persistence.tables.sandbox import (
     FaultKind,
     FaultTarget,
     SandboxCall,
     SandboxClock,
+    SandboxDispute,
     SandboxEvent,
     SandboxFault,
     SandboxIdempotencyKey,
+    SandboxRefund,
     SandboxSession,
+    StandInRefundStatus,
     StandInState,
 )
 
@@ -105,12 +109,36 @@ class SandboxRepository:
         return await self._session.get(SandboxSession, session_id, with_for_update=True)
 
     async def session_of_intent(self, intent_id: str) -> SandboxSession | None:
-        """The session that a PaymentIntent belongs to."""
-        return await self._session.scalar(select(SandboxSession).where(SandboxSession.payment_intent == intent_id))
+        """The session that a PaymentIntent belongs to, locked until the transaction ends."""
+        return await self._session.scalar(
+            select(SandboxSession).where(SandboxSession.payment_intent == intent_id).with_for_update()
+        )
 
-    def add_session(self, session: SandboxSession) -> None:
-        """Store a new session."""
+    async def session_of_charge(self, charge_id: str) -> SandboxSession | None:
+        """The session that a charge belongs to, locked until the transaction ends."""
+        return await self._session.scalar(
+            select(SandboxSession).where(SandboxSession.charge == charge_id).with_for_update()
+        )
+
+    async def session_numbered(self, provider: Provider, number: int) -> SandboxSession | None:
+        """The session with this number, locked until the transaction ends."""
+        return await self._session.scalar(
+            select(SandboxSession)
+            .where(SandboxSession.provider == provider, SandboxSession.number == number)
+            .with_for_update()
+        )
+
+    async def sessions(self, provider: Provider) -> Sequence[SandboxSession]:
+        """A provider's sessions, newest first."""
+        found = await self._session.scalars(
+            select(SandboxSession).where(SandboxSession.provider == provider).order_by(SandboxSession.number.desc())
+        )
+        return found.all()
+
+    async def add_session(self, session: SandboxSession) -> None:
+        """Store a new session; its ``number`` is known afterwards."""
         self._session.add(session)
+        await self._session.flush()
 
     async def due_sessions(self, now_s: int, limit: int) -> Sequence[SandboxSession]:
         """Open sessions past their end, locked, without those that another process has in hand."""
@@ -120,6 +148,77 @@ class SandboxRepository:
             .order_by(SandboxSession.expires_at_s)
             .limit(limit)
             .with_for_update(skip_locked=True)
+        )
+        return found.all()
+
+    # Refunds and disputes
+
+    async def add_refund(self, refund: SandboxRefund) -> None:
+        """Store a new refund; its ``number`` is known afterwards."""
+        self._session.add(refund)
+        await self._session.flush()
+
+    async def refund(self, ref: str) -> tuple[SandboxRefund, SandboxSession] | None:
+        """The refund of this ``ref`` with what it is of, both locked until the transaction ends."""
+        return await self._refund_where(SandboxRefund.ref == ref)
+
+    async def refund_numbered(
+        self, provider: Provider, number: int
+    ) -> tuple[SandboxRefund, SandboxSession] | None:
+        """A provider's refund with this number, likewise."""
+        return await self._refund_where(SandboxSession.provider == provider, SandboxRefund.number == number)
+
+    async def refunds_of(self, session_id: str) -> Sequence[SandboxRefund]:
+        """The refunds of a session, oldest first."""
+        found = await self._session.scalars(
+            select(SandboxRefund).where(SandboxRefund.session_id == session_id).order_by(SandboxRefund.number)
+        )
+        return found.all()
+
+    async def refunds(self, provider: Provider) -> Sequence[tuple[SandboxRefund, SandboxSession]]:
+        """A provider's refunds, newest first, with what they are of."""
+        found = await self._session.execute(
+            select(SandboxRefund, SandboxSession)
+            .join(SandboxSession, SandboxSession.id == SandboxRefund.session_id)
+            .where(SandboxSession.provider == provider)
+            .order_by(SandboxRefund.number.desc())
+        )
+        return [(refund, session) for refund, session in found]
+
+    async def due_refunds(self, now_ms: int, limit: int) -> Sequence[tuple[SandboxRefund, SandboxSession]]:
+        """Pending refunds whose time has come, locked, without those that another process has in hand."""
+        found = await self._session.execute(
+            select(SandboxRefund, SandboxSession)
+            .join(SandboxSession, SandboxSession.id == SandboxRefund.session_id)
+            .where(SandboxRefund.status == StandInRefundStatus.PENDING, SandboxRefund.due_at_ms <= now_ms)
+            .order_by(SandboxRefund.number)
+            .limit(limit)
+            .with_for_update(skip_locked=True)
+        )
+        return [(refund, session) for refund, session in found]
+
+    async def _refund_where(self, *conditions: ColumnElement[bool]) -> tuple[SandboxRefund, SandboxSession] | None:
+        found = await self._session.execute(
+            select(SandboxRefund, SandboxSession)
+            .join(SandboxSession, SandboxSession.id == SandboxRefund.session_id)
+            .where(*conditions)
+            .with_for_update()
+        )
+        row = found.first()
+        return None if row is None else (row[0], row[1])
+
+    def add_dispute(self, dispute: SandboxDispute) -> None:
+        """Store a new dispute."""
+        self._session.add(dispute)
+
+    async def dispute(self, dispute_id: str) -> SandboxDispute | None:
+        """A dispute, locked until the transaction ends."""
+        return await self._session.get(SandboxDispute, dispute_id, with_for_update=True)
+
+    async def disputes_of(self, session_id: str) -> Sequence[SandboxDispute]:
+        """The disputes of a session, oldest first."""
+        found = await self._session.scalars(
+            select(SandboxDispute).where(SandboxDispute.session_id == session_id).order_by(SandboxDispute.created_s)
         )
         return found.all()
 
