@@ -30,8 +30,7 @@ is still under way can take, so that the look-up before the next sees what it di
 class ClaimedRefund:
     """A refund that this worker has in hand, under ``claim``.
 
-    ``was_called``: the provider may have been asked for it already. ``was_pending``: it has taken it on, and has not
-    been heard of for long.
+    ``was_called``: the provider may have been asked for it already, or has taken it on and was silent since.
     """
 
     frozen: FrozenRefund
@@ -39,7 +38,6 @@ class ClaimedRefund:
     claim: str
     tries: int
     was_called: bool
-    was_pending: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +171,9 @@ class RefundService:
         except AlreadyRefunded:
             await self._close_refunded(port, claimed)
         except ProviderError as error:
-            # A call before this one is over since long, and the look-up did not find that it did anything.
+            # A call before this one is over since long, and the look-up did not find that it did anything. Somebody
+            # may have sent a part back at the provider, so that less is left than we ask for.
+            await self._take_down(port, claimed)
             await self._put_back(claimed, error, is_certain=True)
         except ProviderTimeout as error:
             await self._put_back(claimed, error, is_certain=False)
@@ -192,21 +192,24 @@ class RefundService:
         if not await self._store.is_open(claimed):
             log.info("refund_found", refund=claimed.frozen.id, order=claimed.frozen.order_id)
             return True
-        if claimed.was_pending:
-            await self._put_back(claimed, ProviderTimeout("It was taken on and is not listed."), is_certain=False)
-            return True
         return False
 
     async def _close_refunded(self, port: PaymentPort, claimed: ClaimedRefund) -> None:
         """Final, whoever sent the money back; looked up once, to have the provider's own rows if it tells them."""
-        if not claimed.was_called:
-            try:
-                found = await port.look_up_refunds(claimed.frozen.payment_ref)
-                await self._store.record(claimed.provider, claimed.frozen.payment_ref, found)
-            except (ProviderError, ProviderTimeout) as error:
-                log.warning("refunds_not_listed", refund=claimed.frozen.id, reason=error.code)
+        await self._take_down(port, claimed)
         await self._store.close_refunded(claimed)
         log.info("refund_made_before", refund=claimed.frozen.id, order=claimed.frozen.order_id)
+
+    async def _take_down(self, port: PaymentPort, claimed: ClaimedRefund) -> None:
+        """Take down what the provider says of the payment's refunds, unless that was just done, or it can't say."""
+        if claimed.was_called:
+            return
+        try:
+            found = await port.look_up_refunds(claimed.frozen.payment_ref)
+        except (ProviderError, ProviderTimeout) as error:
+            log.warning("refunds_not_listed", refund=claimed.frozen.id, reason=error.code)
+        else:
+            await self._store.record(claimed.provider, claimed.frozen.payment_ref, found)
 
     async def _put_back(self, claimed: ClaimedRefund, error: LastportionError, *, is_certain: bool) -> None:
         pause = min(LONGEST_PAUSE_SECONDS, SHORTEST_PAUSE_SECONDS * 2 ** min(claimed.tries - 1, 10))

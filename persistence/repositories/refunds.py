@@ -36,14 +36,12 @@ from (
 ) as due, payments p
 where f.id = due.id and p.id = f.payment_id
 returning f.id, f.round, f.tenant, f.order_id, f.amount_minor, f.currency, f.tries, f.claim, p.provider, p.ref,
-    due.called_at is not null as was_called, exists (
-        select from provider_refunds r where r.refund_id = f.id and r.round = f.round and r.status = 'pending'
-    ) as was_pending
+    due.called_at is not null as was_called
 """)
 
 _PUT_BACK = text("""
 update refunds
-set status = case when :pending then 'pending' else 'owed' end, claim = null, claimed_at = null, last_error = :error,
+set status = 'owed', claim = null, claimed_at = null, last_error = :error,
     next_try_at = now() + make_interval(secs => :pause),
     called_at = case when :certain then null else called_at end,
     round = round + case when :certain then 1 else 0 end
@@ -110,7 +108,7 @@ class PostgresRefunds:
         if row is None:
             return None
         frozen = FrozenRefund(row.id, row.round, row.tenant, row.order_id, row.ref, row.amount_minor, row.currency)
-        return ClaimedRefund(frozen, Provider(row.provider), row.claim, row.tries, row.was_called, row.was_pending)
+        return ClaimedRefund(frozen, Provider(row.provider), row.claim, row.tries, row.was_called)
 
     async def record(self, provider: Provider, payment_ref: str, found: Sequence[ProviderRefund]) -> None:
         """Take down refunds of a payment, and bring the ledger, the payment and the order to what they say."""
@@ -144,18 +142,20 @@ class PostgresRefunds:
         values = {
             "id": claimed.frozen.id,
             "claim": claimed.claim,
-            "pending": claimed.was_pending,
             "error": error,
             "pause": pause_seconds,
             "certain": is_certain,
         }
         once = f"{claimed.frozen.id}:{error}"
+        payment = (claimed.provider.value, claimed.frozen.payment_ref)
         async with transaction(self._engine) as connection:
-            await lock_orders_of(connection, [(claimed.provider.value, claimed.frozen.payment_ref)])
+            await lock_orders_of(connection, [payment])
             row = (await connection.execute(_PUT_BACK, values)).one_or_none()
             if row is not None and row.order_id is not None:
                 told = {"order": row.order_id, "shown": row.shown, "reason": error, "once": once}
                 await connection.execute(_TELL, told)
+            # The provider may have taken it on before, or others may have sent back a part of what we ask for.
+            await count_news(connection, [payment])
 
     async def request(self, tenant: str, order_id: str, request_id: str, amount_minor: int | None, reason: str) -> str:
         """Enter a refund that somebody asks for; answers its id, which is the same when it is asked for again."""

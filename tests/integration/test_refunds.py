@@ -12,7 +12,6 @@ from engine.errors import ProviderError, ProviderTimeout
 from engine.orders import RefundShown
 from engine.payments.port import FrozenRefund, ProviderRefundStatus
 from engine.refunds import RefundService
-from persistence.refunding import PaymentName
 from tests.books import CLAIM_SECONDS, Books, open_books
 from tests.integration.test_checkout_crashes import Crash, Fuse
 
@@ -161,7 +160,6 @@ async def test_a_refusal_is_told_and_tried_again_under_a_new_key(books: Books) -
         assert await books.service.pay_due() == 1
         await books.let_pause_pass()
     assert len(set(books.stripe.called("refund"))) == 3
-    assert books.stripe.called("look_up_refunds") == []
     assert await books.events() == ["paid", "refund_owed", "refund_failed", "refunded"]
     assert (await books.run("select details->>'reason' from order_history where event = 'refund_failed'")) == [
         ("balance_insufficient",)
@@ -346,27 +344,6 @@ async def test_news_may_come_before_the_answer(books: Books) -> None:
     assert (await books.events()).count("refunded") == 1
 
 
-async def test_orders_and_payments_stay_locked_in_one_order(books: Books) -> None:
-    """Counting, paying, cancelling and refusing at once end, and nobody is chosen as a deadlock's victim."""
-    payments: list[PaymentName] = []
-    for number in range(6):
-        await books.add_payment(f"pi_{number}", 1000)
-        payments.append(("stripe", f"pi_{number}"))
-    books.stripe.before["refund"] = [ProviderError(provider_code="no"), None] * 3
-
-    async def tell(number: int) -> None:
-        await books.hear(books.stripe.send_back_by_hand(f"pi_{number}", 100))
-
-    await asyncio.gather(
-        *(tell(number) for number in range(6)), books.cancel(), *(books.service.pay_due() for _ in range(4))
-    )
-    for _ in range(3):
-        await books.let_pause_pass()
-        await books.service.pay_due()
-    assert [books.stripe.sent_back(ref) for _, ref in payments] == [1000] * 6
-    assert await books.order() == ("refunded", 6000)
-
-
 async def test_what_is_shown_names_our_own_by_the_id_that_was_asked_for(books: Books) -> None:
     await books.add_payment("pi_1")
     await books.service.request("school", "o1", "r-1", 900, "A broken one")
@@ -375,3 +352,21 @@ async def test_what_is_shown_names_our_own_by_the_id_that_was_asked_for(books: B
         RefundShown("r-1", 900, RefundStatus.REFUNDED),
         RefundShown("re_2", 100, RefundStatus.REFUNDED),
     ]
+
+
+@pytest.mark.parametrize("was_called", [False, True])
+async def test_what_is_refused_for_being_too_much_is_cut_to_what_is_left(books: Books, was_called: bool) -> None:
+    """Somebody sent a part back at the provider, and no event told of it."""
+    await books.add_payment("pi_1")
+    await books.cancel()
+    if was_called:
+        books.stripe.before["refund"] = [ProviderTimeout()]
+        await books.service.pay_due()
+        await books.let_pause_pass()
+    books.stripe.send_back_by_hand("pi_1", 1000)
+    await books.service.pay_due()
+    assert await books.refunds() == [("owed", 2, 3900)]
+    await books.let_pause_pass()
+    await books.service.pay_due()
+    assert books.stripe.sent_back("pi_1") == 4900
+    assert await books.order() == ("refunded", 4900)

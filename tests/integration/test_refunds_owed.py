@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from engine.domain import Outcome, Provider, RefundCause
-from engine.payments.port import ProviderRefund, ProviderRefundStatus
+from engine.domain import Outcome, RefundCause
 from persistence.database import transaction
 from persistence.refunding import owe_refunds
-from persistence.repositories.refunds import PostgresRefunds
 from persistence.settling import AppliedSettlement, apply_settlements
 from tests.settled_orders import (
     CANCELS,
@@ -157,32 +154,3 @@ async def test_a_withdrawn_order_with_a_reservation_leaves_a_settlement_to_apply
         database, "select kind, reservation_id, record, restock, state from settlements where id <> 's0'"
     )
     assert [tuple(row) for row in found] == [("cancel", "r1", "as it was", True, "stored")]
-
-
-async def test_the_persister_and_news_of_refunds_do_not_wait_for_each_other(database: AsyncEngine) -> None:
-    """Payments are carried over, cancelled and told to be refunded, in many transactions at once."""
-    refunds = PostgresRefunds(database)
-
-    async def pays(number: int) -> None:
-        async with transaction(database) as connection:
-            for one in (number, number + 100):
-                await store(connection, f"s{one}", PAYS, f"p{one}")
-            await apply_settlements(
-                connection,
-                [
-                    AppliedSettlement(f"s{number}", Outcome.DUPLICATE_PAYMENT),
-                    AppliedSettlement(f"s{number + 100}", Outcome.DUPLICATE_PAYMENT),
-                ],
-            )
-
-    async def tells(number: int) -> None:
-        for _ in range(2):
-            refund = ProviderRefund(f"re_{number}", f"p{number}", 250, "GBP", ProviderRefundStatus.SUCCEEDED)
-            await refunds.record(Provider.STRIPE, f"p{number}", [refund])
-
-    numbers = range(12)
-    await asyncio.gather(*(act(number) for number in numbers for act in (tells, pays, tells)))
-    await refunds.count_pending(100)
-    (order,) = await rows(database, "select refunded_minor from orders")
-    assert order.refunded_minor == 12 * 250
-    assert sum(amount for _, _, amount in await ledger(database)) == 24 * 1250 - 12 * 250
