@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -160,6 +161,16 @@ def told(news: ProviderRefund | RefundTotal | Dispute) -> ProviderEvent:
         refund_total=news if isinstance(news, RefundTotal) else None,
         dispute=news if isinstance(news, Dispute) else None,
     )
+
+
+async def somebody_waits(database: AsyncEngine, who: asyncio.Task[None]) -> None:
+    """Until a lock is waited for in this database."""
+    waiting = "select count(*) from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'"
+    count = 0
+    while count == 0:
+        async with transaction(database) as connection:
+            count = (await connection.execute(text(waiting))).scalar_one()
+        assert not who.done()
 
 
 @asynccontextmanager

@@ -16,12 +16,8 @@ from persistence.database import transaction
 from persistence.refunding import PaymentName, owe_refunds
 from persistence.repositories.refunds import PostgresRefunds
 from persistence.settling import AppliedSettlement, apply_settlements
-from tests.books import CLAIM_SECONDS, Books, open_books
+from tests.books import CLAIM_SECONDS, Books, open_books, somebody_waits
 from tests.settled_orders import PAYS, ledger, open_order, rows, store
-
-_WAITING = (
-    "select count(*) as waiting from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'"
-)
 
 
 @pytest.fixture
@@ -37,12 +33,6 @@ async def database(database_url: str) -> AsyncIterator[AsyncEngine]:
     """With one order that nobody has paid."""
     async with open_order(database_url) as engine:
         yield engine
-
-
-async def somebody_waits(database: AsyncEngine, who: asyncio.Task[None]) -> None:
-    """Until a lock is waited for in this database."""
-    while (await rows(database, _WAITING))[0].waiting == 0:
-        assert not who.done()
 
 
 async def test_orders_and_payments_stay_locked_in_one_order(books: Books) -> None:

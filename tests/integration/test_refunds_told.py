@@ -12,9 +12,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from engine.domain import Provider, RefundStatus
+from engine.errors import ProviderError
 from engine.orders import RefundShown
 from engine.payments.port import Dispute, ProviderRefund, ProviderRefundStatus, RefundTotal
-from tests.books import Books, open_books
+from persistence.repositories.refund_news import note_refund
+from tests.books import TENANT, Books, open_books, somebody_waits
 
 PENDING, SUCCEEDED, FAILED = ProviderRefundStatus
 News = ProviderRefund | RefundTotal | Dispute
@@ -282,3 +284,24 @@ async def test_a_failure_beside_one_that_is_under_way_asks_for_nothing(books: Bo
     for ref, status in (("re_1", PENDING), ("re_2", PENDING), ("re_1", FAILED)):
         await books.hear(ProviderRefund(ref, "pi_1", 4900, "GBP", status, marked_refund_id="ours", marked_round=1))
     assert await books.refunds() == [("pending", 1, 4900)]
+
+
+async def test_two_events_at_one_moment_of_a_payment_that_nobody_knows_yet(books: Books) -> None:
+    """There is no order to lock: the second waits for the first and goes further."""
+    async with books.database.begin() as connection:
+        await note_refund(connection, Provider.STRIPE, ProviderRefund("re_7", "pi_7", 100, "GBP", PENDING))
+        hearing = asyncio.create_task(books.hear(ProviderRefund("re_7", "pi_7", 100, "GBP", SUCCEEDED)))
+        await somebody_waits(books.database, hearing)
+    await hearing
+    assert await books.run("select status, counted from provider_refunds") == [("succeeded", False)]
+
+
+async def test_what_went_back_in_an_earlier_round_is_back(books: Books) -> None:
+    """It was taken for refused, and is a part of the payment: what is left of that would allow another."""
+    books.stripe.before["refund"] = [ProviderError(provider_code="no")]
+    await books.service.request(TENANT, "o1", "r1", 1000, "")
+    assert await books.refunds() == [("owed", 2, 1000)]
+    (row,) = await books.run("select id from refunds")
+    await books.hear(ProviderRefund("re_1", "pi_1", 1000, "GBP", SUCCEEDED, marked_refund_id=row[0], marked_round=1))
+    assert await books.shown() == [RefundShown("r1", 1000, RefundStatus.REFUNDED)]
+    assert await books.order() == ("paid", 1000)
