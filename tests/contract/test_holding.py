@@ -228,6 +228,17 @@ async def test_the_limit_is_filled_exactly_by_what_is_taken_again(frozen: Frozen
     await frozen.take("r4", ("soup", 2), customer="ada")
 
 
+async def test_what_the_customer_held_and_let_go_does_not_stand_in_the_way(frozen: Frozen) -> None:
+    """Its holding is still written there, and would fill a limit that was lowered meanwhile."""
+    await frozen.define("soup", 9, per_customer=3)
+    await frozen.take("gone", ("soup", 2), customer="ada")
+    await frozen.take("r1", ("soup", 1), customer="ada")
+    await frozen.pass_ms(MINUTE)
+    await frozen.define("soup", 9, per_customer=1)
+    await held(frozen)
+    assert await frozen.counts("soup") == (0, 1, 8)
+
+
 async def test_one_unit_over_the_limit_is_not_held(frozen: Frozen) -> None:
     await frozen.define("soup", 9, per_customer=3)
     await frozen.take("r1", ("soup", 2), customer="ada")
