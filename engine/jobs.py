@@ -18,6 +18,8 @@ log = structlog.get_logger(__name__)
 REPORT_EVERY_SECONDS: Final = 5.0
 """A quick job that goes well says so this often; a failure and the first success after it are told at once."""
 
+LONGEST_RETRY_SECONDS: Final = 30.0
+
 
 @dataclass(frozen=True, slots=True)
 class Job:
@@ -31,6 +33,11 @@ class Job:
     def period_seconds(self) -> int:
         """Within how long a success is expected to be reported."""
         return math.ceil(max(self.every_seconds, REPORT_EVERY_SECONDS))
+
+    @property
+    def retry_seconds(self) -> float:
+        """How soon after a failure it runs again: trouble is mostly over long before a rare job's next turn."""
+        return min(self.every_seconds, LONGEST_RETRY_SECONDS)
 
 
 class JobDiary(Protocol):
@@ -64,7 +71,7 @@ class JobRunner:
                 reported_at = time.monotonic()
             is_failing = error is not None
             try:
-                await asyncio.wait_for(stop.wait(), job.every_seconds)
+                await asyncio.wait_for(stop.wait(), job.every_seconds if error is None else job.retry_seconds)
             except TimeoutError:
                 continue
 

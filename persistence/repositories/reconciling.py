@@ -19,7 +19,7 @@ from persistence.tables import JobRun, Settlement
 _UNSETTLED = text("""
 select distinct on (paid.id) paid.id, a.order_id
 from jsonb_to_recordset(cast(:paid as jsonb))
-    as paid(id text, ref text, amount bigint, currency text, marked_order text, marked_attempt integer)
+    as paid(id text, amount bigint, currency text, marked_order text, marked_attempt integer)
 join attempts a on a.provider = :provider and (
     a.session_id = paid.id
     or (a.order_id = paid.marked_order and a.number = coalesce(
@@ -28,10 +28,6 @@ where not exists (
         select from settlements s
         where s.provider = :provider and s.session_id = paid.id and s.kind = 'complete' and s.state <> 'unmatched'
             and s.amount_minor = paid.amount and upper(s.currency) = upper(paid.currency))
-    and not exists (
-        select from payments p
-        where p.provider = :provider and p.ref = paid.ref
-            and p.amount_minor = paid.amount and upper(p.currency) = upper(paid.currency))
 order by paid.id, (a.session_id = paid.id) desc nulls last
 """)
 
@@ -76,7 +72,6 @@ class PostgresReconciling:
 def _row(session: Session) -> dict[str, Any]:
     return {
         "id": session.id,
-        "ref": session.payment_ref,
         "amount": session.amount_minor,
         "currency": session.currency,
         "marked_order": session.marked_order_id,

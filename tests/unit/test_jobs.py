@@ -6,7 +6,10 @@ import asyncio
 from collections.abc import Mapping
 from typing import Any
 
-from engine.errors import NotReady, StorageUnavailable
+import pytest
+
+from engine import jobs
+from engine.errors import NotReady, ProviderTimeout, StorageUnavailable
 from engine.jobs import Job, JobRunner
 
 
@@ -62,6 +65,20 @@ async def test_each_failure_and_the_recovery_are_told_and_other_jobs_go_on() -> 
     assert [error for job, error in diary.told if job == "flaky"] == ["not_ready", "'broken'", None]
     assert ("steady", None) in diary.told
     assert {"done": 7} in diary.details
+
+
+async def test_a_rare_job_that_failed_does_not_wait_for_its_next_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jobs, "LONGEST_RETRY_SECONDS", 0.001)
+    diary, recovered, turns = Diary(), asyncio.Event(), [0]
+
+    async def rare() -> None:
+        turns[0] += 1
+        if turns[0] == 1:
+            raise ProviderTimeout("Not asked what was paid: stripe.")
+        recovered.set()
+
+    await asyncio.wait_for(run_until(JobRunner([Job("rare", 3600, rare)], diary), recovered), 20)
+    assert diary.told == [("rare", "Not asked what was paid: stripe."), ("rare", None)]
 
 
 async def test_a_quick_job_that_goes_well_is_not_told_every_time() -> None:
