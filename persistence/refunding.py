@@ -135,7 +135,7 @@ with {_NAMED}, news as (
         row_number() over (partition by r.refund_id order by
             case r.status when 'succeeded' then 0 when 'pending' then 1 else 2 end, r.ref) as rank
     from provider_refunds r join named p on r.provider = p.provider and r.payment_ref = p.ref
-    join refunds f on f.id = r.refund_id and (f.round = r.round or r.status = 'succeeded')
+    join refunds f on f.id = r.refund_id and f.payment_id = p.id and (f.round = r.round or r.status = 'succeeded')
 )
 update refunds f set
     status = case n.status when 'succeeded' then 'refunded' when 'pending' then 'pending' else 'owed' end,

@@ -61,6 +61,17 @@ values (:order, 'refund_failed', jsonb_build_object('refund', cast(:shown as tex
 on conflict (order_id, event, settlement_id) do nothing
 """)
 
+_TELL_CLOSED = text("""
+insert into order_history (order_id, event, details, settlement_id)
+select f.order_id, 'refunded', jsonb_build_object('refund', coalesce(f.request_id, f.id), 'provider', p.provider,
+    'amount_minor', f.amount_minor, 'currency', f.currency, 'reason', 'already refunded'), f.id || '-closed'
+from refunds f join payments p on p.id = f.payment_id
+where f.id = :id and f.order_id is not null and not exists (
+    select from provider_refunds r
+    where r.provider = p.provider and r.payment_ref = p.ref and r.status = 'succeeded')
+on conflict (order_id, event, settlement_id) do nothing
+""")
+
 _UNCOUNTED = text(f"""
 select p.provider, p.ref from payments p join (
     {
@@ -135,10 +146,11 @@ class PostgresRefunds:
             )
             await note_total(connection, provider, RefundTotal(frozen.payment_ref, amount or 0, frozen.currency))
             await connection.execute(_CLOSE, {"id": frozen.id, "claim": claimed.claim})
+            await connection.execute(_TELL_CLOSED, {"id": frozen.id})
             await count_news(connection, [payment])
 
     async def put_back(self, claimed: ClaimedRefund, error: str, pause_seconds: int, *, is_certain: bool) -> None:
-        """Give a claim up until later, and say in the order's history why, once for each reason."""
+        """Give a claim up until later; a refusal is told in the order's history, once for each reason."""
         values = {
             "id": claimed.frozen.id,
             "claim": claimed.claim,
@@ -151,7 +163,7 @@ class PostgresRefunds:
         async with transaction(self._engine) as connection:
             await lock_orders_of(connection, [payment])
             row = (await connection.execute(_PUT_BACK, values)).one_or_none()
-            if row is not None and row.order_id is not None:
+            if is_certain and row is not None and row.order_id is not None:
                 told = {"order": row.order_id, "shown": row.shown, "reason": error, "once": once}
                 await connection.execute(_TELL, told)
             # The provider may have taken it on before, or others may have sent back a part of what we ask for.

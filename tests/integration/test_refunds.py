@@ -123,6 +123,7 @@ async def test_a_lost_answer_is_looked_up_before_it_is_asked_for_again(books: Bo
     assert port.calls[1:] == [("look_up_refunds", "pi_1")]
     assert port.sent_back("pi_1") == 4900
     assert await books.payment() == ("refunded", 4900)
+    assert await books.events() == ["paid", "refund_owed", "refunded"], "a time-out is no failure"
 
 
 async def test_a_call_that_was_never_heard_is_made_again_under_its_key(books: Books) -> None:
@@ -192,6 +193,7 @@ async def test_already_refunded_is_final(books: Books) -> None:
     await books.let_pause_pass()
     assert await books.service.pay_due() == 0
     assert await books.run("select amount_minor from provider_refunds") == [(4900,)]
+    assert (await books.events()).count("refunded") == 1
 
 
 async def test_already_refunded_is_final_though_nothing_is_listed(books: Books) -> None:
@@ -203,6 +205,7 @@ async def test_already_refunded_is_final_though_nothing_is_listed(books: Books) 
     assert await books.payment() == ("refunded", 4900)
     assert await books.order() == ("refunded", 4900)
     assert await books.refunds() == [("refunded", 1, 4900)]
+    assert await books.events() == ["paid", "cancelled", "refund_owed", "refunded"]
 
 
 async def test_a_refund_that_fails_later_is_owed_again_and_seen(books: Books) -> None:
