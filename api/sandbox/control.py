@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Query, Request, Response
 
@@ -11,12 +11,26 @@ from api.answers import json_answer
 from api.body import read_body
 from api.openapi import OPEN, takes
 from api.sandbox.clock import FURTHEST_SECONDS
+from api.sandbox.disputes import StandInDisputes
+from api.sandbox.paystack_objects import transaction_status
+from api.sandbox.refunds import StandInRefunds, refunded_of
 from api.sandbox.sessions import StandInSessions
 from api.sandbox.stripe_objects import payment_status_of, status_of
-from api.schemas.sandbox import ClockMove, FaultOrder, call_content, clock_content, event_content, session_content
+from api.schemas.sandbox import (
+    ClockMove,
+    DashboardRefund,
+    FaultOrder,
+    SessionWords,
+    call_content,
+    clock_content,
+    event_content,
+    session_content,
+)
+from engine.domain import Provider
 from engine.errors import Invalid
+from engine.money import to_stripe
 from persistence.repositories.sandbox import CALLS_KEPT, SandboxStore
-from persistence.tables.sandbox import FaultKind
+from persistence.tables.sandbox import FaultKind, SandboxEvent, StandInDisputeStatus
 
 ClockMoved = Callable[[int], Awaitable[None]]
 """Told the new offset of the test clock in ms, after it was stored."""
@@ -29,11 +43,16 @@ class Control:
         self,
         store: SandboxStore,
         sessions: StandInSessions,
+        refunds: StandInRefunds,
+        disputes: StandInDisputes,
+        *,
         clock_moved: ClockMoved,
         catch_up: Callable[[], Awaitable[None]],
     ) -> None:
         self._store = store
         self._sessions = sessions
+        self._refunds = refunds
+        self._disputes = disputes
         self._clock_moved = clock_moved
         self._catch_up = catch_up
         self.router = APIRouter(tags=["sandbox"])
@@ -43,7 +62,10 @@ class Control:
         add("/faults", self.order_fault, methods=["POST"], openapi_extra=OPEN | takes(FaultOrder))
         add("/calls", self.list_calls, methods=["GET"], openapi_extra=OPEN)
         add("/sessions/{session_id}", self.read_session, methods=["GET"], openapi_extra=OPEN)
-        add("/sessions/{session_id}/decline", self.decline, methods=["POST"], openapi_extra=OPEN)
+        add("/sessions/{session_id}/refund", self.refund, methods=["POST"], openapi_extra=OPEN | takes(DashboardRefund))
+        add("/sessions/{session_id}/dispute", self.dispute, methods=["POST"], openapi_extra=OPEN)
+        add("/refunds/{refund_id}/fail", self.fail_refund, methods=["POST"], openapi_extra=OPEN)
+        add("/disputes/{dispute_id}/{outcome}", self.close_dispute, methods=["POST"], openapi_extra=OPEN)
         add("/sessions/{session_id}/{act}", self.act, methods=["POST"], openapi_extra=OPEN)
 
     async def read_clock(self) -> Response:
@@ -84,17 +106,56 @@ class Control:
         return json_answer({"calls": [call_content(call) for call in calls]})
 
     async def read_session(self, session_id: str) -> Response:
-        """A stand-in session as it is now."""
+        """A stand-in session or transaction as it is now, with what went back of it."""
+        await self._sessions.find(session_id)
+        return json_answer(await self._content(session_id))
+
+    async def act(
+        self, session_id: str, act: Literal["pay", "decline", "pay_later", "fail_later", "expire"]
+    ) -> Response:
+        """Pay, have the card declined, pay by a delayed method, have that fail, or walk away; with its webhook sent."""
+        _, event, delivered = await self._sessions.act(session_id, act)
+        told = None if event is None else event_content(event, delivered=delivered)
+        return json_answer(await self._content(session_id) | {"event": told})
+
+    async def refund(self, request: Request, session_id: str) -> Response:
+        """Send money back as from the provider's dashboard, all that is left where no amount is named."""
+        wanted = await read_body(request, DashboardRefund, may_be_empty=True)
         session = await self._sessions.find(session_id)
-        return json_answer(session_content(session, status_of(session), payment_status_of(session)))
+        amount = wanted.amount_minor
+        if amount is not None and session.provider == Provider.STRIPE:
+            amount = to_stripe(amount, session.currency)
+        _, told = await self._refunds.ask(session_id, amount)
+        return json_answer(await self._content(session_id) | {"events": _contents(told)})
 
-    async def decline(self, session_id: str) -> Response:
-        """A card is refused; the session stays open."""
-        session = await self._sessions.decline(session_id)
-        return json_answer(session_content(session, status_of(session), payment_status_of(session)))
+    async def fail_refund(self, refund_id: str) -> Response:
+        """Have a refund fail after all."""
+        session, told = await self._refunds.fail(refund_id)
+        return json_answer(await self._content(session.id) | {"events": _contents(told)})
 
-    async def act(self, session_id: str, act: Literal["pay", "pay_later", "fail_later", "expire"]) -> Response:
-        """Pay, pay by a delayed method, have that fail, or let the session expire; with its webhook sent."""
-        session, event, delivered = await self._sessions.act(session_id, act)
-        content = session_content(session, status_of(session), payment_status_of(session))
-        return json_answer(content | {"event": event_content(event, delivered=delivered)})
+    async def dispute(self, session_id: str) -> Response:
+        """Have the buyer's bank ask for the money back; at Stripe only."""
+        _, event, delivered = await self._disputes.open(session_id)
+        return json_answer(await self._content(session_id) | {"event": event_content(event, delivered=delivered)})
+
+    async def close_dispute(self, dispute_id: str, outcome: Literal["won", "lost"]) -> Response:
+        """Decide a dispute."""
+        session, event, delivered = await self._disputes.close(dispute_id, StandInDisputeStatus(outcome))
+        return json_answer(await self._content(session.id) | {"event": event_content(event, delivered=delivered)})
+
+    async def _content(self, session_id: str) -> dict[str, Any]:
+        async with self._store.transaction() as repository:
+            session = await self._sessions.known(repository, session_id)
+            refunds = await repository.refunds_of(session_id)
+            disputes = await repository.disputes_of(session_id)
+            back = await refunded_of(repository, session_id)
+        stripes = session.provider == Provider.STRIPE
+        words = SessionWords(
+            status=status_of(session) if stripes else transaction_status(session, back),
+            payment_status=payment_status_of(session),
+        )
+        return session_content(session, words, refunds, disputes)
+
+
+def _contents(told: list[tuple[SandboxEvent, bool]]) -> list[dict[str, Any]]:
+    return [event_content(event, delivered=delivered) for event, delivered in told]

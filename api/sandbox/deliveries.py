@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import hmac
 import json
+from collections.abc import Mapping
 from typing import Any
 
 import httpx
@@ -12,6 +15,7 @@ import structlog
 
 from api.sandbox.clock import now_ms
 from api.sandbox.stripe_objects import event_object, new_id
+from engine.domain import Provider
 from engine.errors import StorageUnavailable
 from persistence.repositories.sandbox import SandboxRepository, SandboxStore
 from persistence.tables.sandbox import FaultKind, FaultTarget, SandboxEvent
@@ -34,12 +38,15 @@ AT_ONCE = 8
 
 
 class Deliveries:
-    """Keeps and delivers the events of the stand-in Stripe. Times are of the test clock."""
+    """Keeps and delivers the events of the stand-ins. Times are of the test clock.
 
-    def __init__(self, store: SandboxStore, url: str, secret: str) -> None:
+    ``base_url`` is where the API's webhooks are, ``secrets`` what each provider signs with.
+    """
+
+    def __init__(self, store: SandboxStore, base_url: str, secrets: Mapping[Provider, str]) -> None:
         self._store = store
-        self._url = url
-        self._secret = secret
+        self._base_url = base_url
+        self._secrets = secrets
         self._http = httpx.AsyncClient(timeout=ATTEMPT_SECONDS, trust_env=False)
         self._waiting = asyncio.Event()
 
@@ -50,6 +57,7 @@ class Deliveries:
         session_id: str,
         about: dict[str, Any],
         *,
+        provider: Provider = Provider.STRIPE,
         idempotency_key: str | None = None,
         taken: bool = False,
     ) -> SandboxEvent:
@@ -61,7 +69,9 @@ class Deliveries:
         now = await now_ms(repository)
         fault = await repository.take_fault(FaultTarget.WEBHOOKS)
         event_id = new_id("evt")
-        payload = event_object(event_id, event_type, now // 1000, about, idempotency_key)
+        payload = {"event": event_type, "data": about}
+        if provider is Provider.STRIPE:
+            payload = event_object(event_id, event_type, now // 1000, about, idempotency_key)
         next_attempt: int | None = now
         attempts = 0
         match fault:
@@ -77,6 +87,7 @@ class Deliveries:
                 attempts, next_attempt = 1, now + LEASE_MS
         event = SandboxEvent(
             event_id=event_id,
+            provider=provider,
             type=event_type,
             session_id=session_id,
             payload=json.dumps(payload, indent=2, ensure_ascii=False),
@@ -153,17 +164,25 @@ class Deliveries:
     async def _post(self, event: SandboxEvent) -> bool:
         async with self._store.transaction() as repository:
             stamp_s = await now_ms(repository) // 1000
-        signature = stripe.WebhookSignature.generate_signature_header(event.payload, self._secret, stamp_s)
-        headers = {"Content-Type": "application/json; charset=utf-8", "Stripe-Signature": signature}
+        headers = {"Content-Type": "application/json; charset=utf-8"} | self._signature(event, stamp_s)
+        about = {"event_id": event.event_id, "event_type": event.type}
         try:
-            answer = await self._http.post(self._url, content=event.payload.encode(), headers=headers)
-        except httpx.HTTPError as error:
-            log.info(
-                "sandbox_webhook_failed", event_id=event.event_id, event_type=event.type, error=type(error).__name__
+            answer = await self._http.post(
+                f"{self._base_url}/v1/webhooks/{event.provider}", content=event.payload.encode(), headers=headers
             )
+        except httpx.HTTPError as error:
+            log.info("sandbox_webhook_failed", **about, error=type(error).__name__)
             return False
-        log.info("sandbox_webhook_sent", event_id=event.event_id, event_type=event.type, status=answer.status_code)
-        return answer.is_success
+        log.info("sandbox_webhook_sent", **about, status=answer.status_code)
+        # Paystack's rule: no other answer than 200 itself counts.
+        return answer.status_code == 200 if event.provider == Provider.PAYSTACK else answer.is_success
+
+    def _signature(self, event: SandboxEvent, stamp_s: int) -> dict[str, str]:
+        secret = self._secrets[Provider(event.provider)]
+        if event.provider == Provider.PAYSTACK:
+            signature = hmac.new(secret.encode(), event.payload.encode(), hashlib.sha512).hexdigest()
+            return {"x-paystack-signature": signature}
+        return {"Stripe-Signature": stripe.WebhookSignature.generate_signature_header(event.payload, secret, stamp_s)}
 
 
 def _pause_ms(attempts: int) -> int:

@@ -10,9 +10,13 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from api.sandbox.control import ClockMoved, Control
 from api.sandbox.deliveries import Deliveries
+from api.sandbox.disputes import StandInDisputes
 from api.sandbox.page import PayPage
+from api.sandbox.paystack_api import PaystackApi
+from api.sandbox.refunds import StandInRefunds
 from api.sandbox.sessions import StandInSessions
 from api.sandbox.stripe_api import StripeApi
+from engine.domain import Provider
 from engine.settings import Settings
 from persistence.repositories.sandbox import SandboxStore
 from persistence.waiting import end_task
@@ -36,14 +40,30 @@ class Sandbox:
     def __init__(self, settings: Settings, engine: AsyncEngine, clock_moved: ClockMoved) -> None:
         self._store = SandboxStore(engine)
         base_url = settings.base_url
-        secret = settings.stripe_webhook_secret.get_secret_value()
-        self._deliveries = Deliveries(self._store, f"{base_url}/v1/webhooks/stripe", secret)
+        secrets = {
+            Provider.STRIPE: settings.stripe_webhook_secret.get_secret_value(),
+            Provider.PAYSTACK: settings.paystack_secret_key.get_secret_value(),
+        }
+        self._deliveries = Deliveries(self._store, base_url, secrets)
         self._sessions = StandInSessions(self._store, self._deliveries, base_url)
+        self._refunds = StandInRefunds(self._store, self._deliveries)
         self._task: asyncio.Task[None] | None = None
+        control = Control(
+            self._store,
+            self._sessions,
+            self._refunds,
+            StandInDisputes(self._store, self._deliveries),
+            clock_moved=clock_moved,
+            catch_up=self.catch_up,
+        )
         self.router = APIRouter(prefix="/sandbox")
-        self.router.include_router(StripeApi(self._store, self._sessions, self._deliveries).router)
-        self.router.include_router(PayPage(self._sessions).router)
-        self.router.include_router(Control(self._store, self._sessions, clock_moved, self.catch_up).router)
+        for part in (
+            StripeApi(self._store, self._sessions, self._refunds, self._deliveries),
+            PaystackApi(self._store, self._refunds, self._deliveries, base_url),
+            PayPage(self._sessions),
+            control,
+        ):
+            self.router.include_router(part.router)
 
     async def offset_ms(self) -> int:
         """How far the test clock is ahead of the machine's, in ms."""
@@ -51,7 +71,7 @@ class Sandbox:
             return await repository.offset_ms()
 
     async def catch_up(self) -> None:
-        """Expire what is due and deliver what waits, until nothing is left that is due now."""
+        """Expire and refund what is due and deliver what waits, until nothing is left that is due now."""
         for _ in range(MOST_ROUNDS):
             if not await self._turn():
                 return
@@ -68,7 +88,8 @@ class Sandbox:
         await self._deliveries.close()
 
     async def _turn(self) -> int:
-        return await self._sessions.expire_due() + await self._deliveries.deliver_due()
+        fell_due = await self._sessions.expire_due() + await self._refunds.process_due()
+        return fell_due + await self._deliveries.deliver_due()
 
     async def _run(self) -> None:
         while True:

@@ -6,13 +6,14 @@ from html import escape
 from importlib.resources import files
 from string import Template
 from typing import Any
-from urllib.parse import parse_qs
+from urllib.parse import parse_qs, urlencode, urlsplit, urlunsplit
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import HTMLResponse, RedirectResponse
 
-from api.sandbox.sessions import StandInSessions
+from api.sandbox.sessions import PAYSTACK_PAYABLE, StandInSessions
 from api.times import written
+from engine.domain import Provider
 from engine.errors import IllegalTransition, Unknown
 from engine.money import from_stripe, show
 from persistence.tables.sandbox import SandboxSession, StandInState
@@ -58,8 +59,11 @@ class PayPage:
                 404, title="No such payment", heading="No such payment", footer="The address may be incomplete."
             )
         amount = _amount(session.amount_total, session)
-        open_now = session.state == StandInState.OPEN
-        notice = _NOTICES.get(StandInState(session.state), _DECLINED if declined else "")
+        ends = session.expires_at_s if session.state == StandInState.OPEN else None
+        # A transaction of Paystack's that failed can be paid yet, and the page says so.
+        notice = "" if can_be_paid(session) else _NOTICES.get(StandInState(session.state), "")
+        if declined and can_be_paid(session):
+            notice = _DECLINED
         return self._page(
             200,
             title=f"Pay {amount}",
@@ -67,7 +71,7 @@ class PayPage:
             notice=notice,
             lines=_lines(session),
             actions=_actions(session, amount),
-            footer=f"Open until {written(session.expires_at_s * 1000)}" if open_now else session.id,
+            footer=session.id if ends is None else f"Open until {written(ends * 1000)}",
         )
 
     async def submit(self, request: Request, session_id: str) -> Response:
@@ -76,13 +80,13 @@ class PayPage:
         here = request.url.path
         try:
             if act == "decline":
-                await self._sessions.decline(session_id)
+                await self._sessions.act(session_id, "decline")
                 return RedirectResponse(f"{here}?declined=1", 303)
             session, _, _ = await self._sessions.act(session_id, "pay")
         except (Unknown, IllegalTransition):
             # The page itself says what has become of the session.
             return RedirectResponse(here, 303)
-        return RedirectResponse(success_address(session), 303)
+        return RedirectResponse(success_address(session) or here, 303)
 
     def _page(self, status: int, *, title: str, heading: str, footer: str, **markup: str) -> Response:
         """``title``, ``heading`` and ``footer`` are text; ``markup`` (notice, lines, actions) is HTML already."""
@@ -95,23 +99,49 @@ class PayPage:
         return HTMLResponse(filled, status, _HEADERS)
 
 
-def success_address(session: SandboxSession) -> str:
-    """Where the buyer goes after paying, with Stripe's placeholder filled in."""
-    return str(session.params["success_url"]).replace("{CHECKOUT_SESSION_ID}", session.id)
+def can_be_paid(session: SandboxSession) -> bool:
+    """Whether the page takes a payment."""
+    payable = PAYSTACK_PAYABLE if session.provider == Provider.PAYSTACK else (StandInState.OPEN,)
+    return session.state in payable
+
+
+def success_address(session: SandboxSession) -> str | None:
+    """Where the buyer goes after paying, as each provider sends them on; None where nobody said."""
+    if session.provider == Provider.STRIPE:
+        return str(session.params["success_url"]).replace("{CHECKOUT_SESSION_ID}", session.id)
+    callback = session.params.get("callback_url")
+    if callback is None:
+        return None
+    parts = urlsplit(str(callback))
+    added = urlencode({"trxref": session.id, "reference": session.id})
+    return urlunsplit((*parts[:3], f"{parts.query}&{added}" if parts.query else added, parts.fragment))
+
+
+def cancel_address(session: SandboxSession) -> str | None:
+    """Where a buyer goes who walks away; Paystack finds it in the metadata, where it may be anything."""
+    if session.provider == Provider.STRIPE:
+        cancel = session.params.get("cancel_url")
+    else:
+        metadata = session.params.get("metadata")
+        cancel = metadata.get("cancel_action") if isinstance(metadata, dict) else None
+    return cancel if isinstance(cancel, str) and cancel.startswith(("http://", "https://")) else None
 
 
 def _actions(session: SandboxSession, amount: str) -> str:
-    """Buttons while it can be paid, else the way back; the addresses were checked to be http(s) when it was made."""
-    cancel = session.params.get("cancel_url")
-    if session.state == StandInState.OPEN:
+    """Buttons while it can be paid, else the way back; only http(s) addresses become links."""
+    cancel, success = cancel_address(session), success_address(session)
+    if can_be_paid(session):
         away = f'<a class="button" href="{escape(cancel)}">Walk away</a>' if cancel else ""
         return _FORM.format(amount=escape(amount)) + away
     if session.state in (StandInState.PAID, StandInState.PENDING):
-        return f'<a class="button go" href="{escape(success_address(session))}">Back to the shop</a>'
+        return f'<a class="button go" href="{escape(success)}">Back to the shop</a>' if success else ""
     return f'<a class="button" href="{escape(cancel)}">Back to the shop</a>' if cancel else ""
 
 
 def _lines(session: SandboxSession) -> str:
+    if session.provider == Provider.PAYSTACK:
+        amount = escape(_amount(session.amount_total, session))
+        return f"<ul><li><span>{escape(session.params['email'])}</span><span>{amount}</span></li></ul>"
     return f"<ul>{''.join(_line(line, session) for line in session.params['line_items'])}</ul>"
 
 
@@ -125,5 +155,5 @@ def _line(line: dict[str, Any], session: SandboxSession) -> str:
 
 
 def _amount(amount: int, session: SandboxSession) -> str:
-    minor = from_stripe(amount, session.currency)
+    minor = from_stripe(amount, session.currency) if session.provider == Provider.STRIPE else amount
     return f"{amount} {session.currency.upper()}" if minor is None else show(minor, session.currency)

@@ -1,4 +1,4 @@
-"""The life of a stand-in session: made, paid, declined, paid later, expired; and the events that tell of it."""
+"""The life of a stand-in session or transaction: made, paid, declined, paid later, expired; with its events."""
 
 from __future__ import annotations
 
@@ -7,9 +7,12 @@ from typing import Any
 
 from api.sandbox.clock import now_ms
 from api.sandbox.deliveries import Deliveries
+from api.sandbox.paystack_objects import transaction_object
 from api.sandbox.stripe_errors import StripeRefusal, no_such
+from api.sandbox.stripe_lists import only, page_of
 from api.sandbox.stripe_objects import COMPLETE, new_id, session_object, status_of
 from api.sandbox.stripe_params import LONGEST_SECONDS, session_create
+from engine.domain import Provider
 from engine.errors import IllegalTransition, Unknown
 from persistence.repositories.sandbox import SandboxRepository, SandboxStore
 from persistence.tables.sandbox import SandboxEvent, SandboxSession, StandInState
@@ -18,27 +21,42 @@ COMPLETED = "checkout.session.completed"
 EXPIRED = "checkout.session.expired"
 SUCCEEDED_LATER = "checkout.session.async_payment_succeeded"
 FAILED_LATER = "checkout.session.async_payment_failed"
+CHARGED = "charge.success"
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What an act of the buyer makes of a session, from which states, and the event that tells of it."""
+    """What an act of the buyer makes of a session, from which states, and the event that tells of it, if any does."""
 
     to: StandInState
-    event: str
+    event: str | None = None
 
 
-_STEPS = {
+_STRIPE_STEPS = {
     ("pay", StandInState.OPEN): Step(StandInState.PAID, COMPLETED),
     ("pay", StandInState.PENDING): Step(StandInState.PAID, SUCCEEDED_LATER),
+    ("decline", StandInState.OPEN): Step(StandInState.OPEN),
     ("pay_later", StandInState.OPEN): Step(StandInState.PENDING, COMPLETED),
     ("fail_later", StandInState.PENDING): Step(StandInState.FAILED, FAILED_LATER),
     ("expire", StandInState.OPEN): Step(StandInState.EXPIRED, EXPIRED),
 }
 
+PAYSTACK_PAYABLE = (StandInState.OPEN, StandInState.ABANDONED, StandInState.FAILED)
+"""Paystack closes nothing: whoever kept the page's address may pay after walking away and after a decline."""
+
+_PAYSTACK_STEPS = {
+    **{("pay", state): Step(StandInState.PAID, CHARGED) for state in (*PAYSTACK_PAYABLE, StandInState.PENDING)},
+    **{("decline", state): Step(StandInState.FAILED) for state in PAYSTACK_PAYABLE},
+    **{("pay_later", state): Step(StandInState.PENDING) for state in PAYSTACK_PAYABLE},
+    **{("expire", state): Step(StandInState.ABANDONED) for state in PAYSTACK_PAYABLE},
+    ("fail_later", StandInState.PENDING): Step(StandInState.FAILED),
+}
+
+_STEPS = {Provider.STRIPE: _STRIPE_STEPS, Provider.PAYSTACK: _PAYSTACK_STEPS}
+
 
 class StandInSessions:
-    """Sessions of the stand-in Stripe, for its API and for its buyers."""
+    """Sessions of the stand-in Stripe and transactions of the stand-in Paystack, for their APIs and their buyers."""
 
     def __init__(self, store: SandboxStore, deliveries: Deliveries, base_url: str) -> None:
         self._store = store
@@ -52,6 +70,7 @@ class StandInSessions:
         created_s = now // 1000
         session = SandboxSession(
             id=new_id("cs_test"),
+            provider=Provider.STRIPE,
             state=StandInState.OPEN,
             amount_total=wanted.total,
             currency=wanted.currency,
@@ -61,8 +80,21 @@ class StandInSessions:
             declines=0,
             params=wanted.model_dump(exclude_none=True),
         )
-        repository.add_session(session)
+        await repository.add_session(session)
         return session_object(session, self._base_url)
+
+    async def listed(self, repository: SandboxRepository, params: dict[str, Any]) -> dict[str, Any]:
+        """Session objects, newest first. Raises ``StripeRefusal``."""
+        only(params, "created", "status", "payment_intent", "limit", "starting_after", "expand")
+        status = params.get("status")
+        if status not in (None, "open", "complete", "expired"):
+            raise StripeRefusal(400, "Invalid status: must be one of open, complete, or expired", param="status")
+        found = [
+            session_object(session, self._base_url)
+            for session in await repository.sessions(Provider.STRIPE)
+            if status in (None, status_of(session)) and params.get("payment_intent") in (None, session.payment_intent)
+        ]
+        return page_of("/v1/checkout/sessions", "checkout.session", found, params)
 
     async def retrieve(self, repository: SandboxRepository, session_id: str) -> dict[str, Any]:
         """A session object as it is now. Raises ``StripeRefusal`` (404)."""
@@ -77,64 +109,59 @@ class StandInSessions:
                 'Only Checkout Sessions with a status in ["open"] can be expired. '
                 f"This Checkout Session has a status of `{status_of(session)}`.",
             )
-        await self._take(repository, session, _STEPS["expire", StandInState.OPEN], key=key)
+        await self._take(repository, session, _STRIPE_STEPS["expire", StandInState.OPEN], key=key)
         return session_object(session, self._base_url)
 
     async def find(self, session_id: str) -> SandboxSession:
         """A session as it is now. Raises ``Unknown``."""
         async with self._store.transaction() as repository:
-            return await self._known(repository, session_id)
+            return await self.known(repository, session_id)
 
-    async def act(self, session_id: str, act: str) -> tuple[SandboxSession, SandboxEvent, bool]:
-        """Do what a buyer does; answers the session, its event and whether that was delivered at once.
+    async def act(self, session_id: str, act: str) -> tuple[SandboxSession, SandboxEvent | None, bool]:
+        """Do what a buyer does; answers the session, its event, if there is one, and whether it arrived at once.
 
         Raises ``Unknown``, and ``IllegalTransition`` for an act that the session's state does not allow.
         """
-        refused = ""
         event: SandboxEvent | None = None
         async with self._store.transaction() as repository:
-            session = await self._known(repository, session_id)
-            step = _STEPS.get((act, StandInState(session.state)))
-            if step is None:
-                # Raised after the transaction, so that an expiry noticed just now is kept.
-                refused = session.state
-            else:
+            session = await self.known(repository, session_id)
+            found = session.state
+            step = _STEPS[Provider(session.provider)].get((act, StandInState(found)))
+            if step is not None:
+                session.declines += act == "decline"
                 event = await self._take(repository, session, step, taken=True)
-        if event is None:
+        if step is None:
+            # Raised after the transaction, so that an expiry noticed just now is kept.
             self._deliveries.wake()
-            raise IllegalTransition(refused, f"The session is {refused}: {act} is not possible.")
-        return session, event, await self._deliveries.deliver_first(event)
-
-    async def decline(self, session_id: str) -> SandboxSession:
-        """A card refused: the session stays open for another. Raises as :meth:`act` does."""
-        async with self._store.transaction() as repository:
-            session = await self._known(repository, session_id)
-            if session.state == StandInState.OPEN:
-                session.declines += 1
-        if session.state != StandInState.OPEN:
-            raise IllegalTransition(session.state, f"The session is {session.state}: decline is not possible.")
-        return session
+            raise IllegalTransition(found, f"The session is {found}: {act} is not possible.")
+        return session, event, event is not None and await self._deliveries.deliver_first(event)
 
     async def expire_due(self, limit: int = 50) -> int:
         """Expire sessions whose end has come, with their events; answers how many."""
         async with self._store.transaction() as repository:
             due = await repository.due_sessions(await now_ms(repository) // 1000, limit)
             for session in due:
-                await self._take(repository, session, _STEPS["expire", StandInState.OPEN])
+                await self._take(repository, session, _STRIPE_STEPS["expire", StandInState.OPEN])
             return len(due)
 
-    async def _known_to_stripe(self, repository: SandboxRepository, session_id: str) -> SandboxSession:
-        try:
-            return await self._known(repository, session_id)
-        except Unknown as error:
-            raise no_such("checkout.session", session_id[:100], "session") from error
-
-    async def _known(self, repository: SandboxRepository, session_id: str) -> SandboxSession:
+    async def known(self, repository: SandboxRepository, session_id: str) -> SandboxSession:
+        """A session, locked until the transaction ends, and expired if it was time. Raises ``Unknown``."""
         session = await repository.session(session_id) if "\0" not in session_id else None
         if session is None:
             raise Unknown("session", session_id[:100])
-        if session.state == StandInState.OPEN and session.expires_at_s <= await now_ms(repository) // 1000:
-            await self._take(repository, session, _STEPS["expire", StandInState.OPEN])
+        ends_at_s = session.expires_at_s
+        is_due = ends_at_s is not None and ends_at_s <= await now_ms(repository) // 1000
+        if is_due and session.state == StandInState.OPEN:
+            await self._take(repository, session, _STRIPE_STEPS["expire", StandInState.OPEN])
+        return session
+
+    async def _known_to_stripe(self, repository: SandboxRepository, session_id: str) -> SandboxSession:
+        try:
+            session = await self.known(repository, session_id)
+        except Unknown as error:
+            raise no_such("checkout.session", session_id[:100], "session") from error
+        if session.provider != Provider.STRIPE:
+            raise no_such("checkout.session", session_id[:100], "session")
         return session
 
     async def _take(
@@ -145,9 +172,19 @@ class StandInSessions:
         *,
         key: str | None = None,
         taken: bool = False,
-    ) -> SandboxEvent:
+    ) -> SandboxEvent | None:
         session.state = step.to
-        if step.to in COMPLETE and session.payment_intent is None and session.amount_total > 0:
-            session.payment_intent = new_id("pi")
-        about = session_object(session, self._base_url)
-        return await self._deliveries.add(repository, step.event, session.id, about, idempotency_key=key, taken=taken)
+        if step.to == StandInState.PAID:
+            session.paid_at_s = await now_ms(repository) // 1000
+        provider = Provider(session.provider)
+        if provider is Provider.STRIPE:
+            if step.to in COMPLETE and session.payment_intent is None and session.amount_total > 0:
+                session.payment_intent, session.charge = new_id("pi"), new_id("ch")
+            about = session_object(session, self._base_url)
+        else:
+            about = transaction_object(session)
+        if step.event is None:
+            return None
+        return await self._deliveries.add(
+            repository, step.event, session.id, about, provider=provider, idempotency_key=key, taken=taken
+        )

@@ -7,103 +7,84 @@ import base64
 import binascii
 import secrets
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
-from hashlib import sha256
 from typing import Any
 
-import orjson
 from fastapi import APIRouter, Request, Response
-from starlette.types import Receive, Scope, Send
 
 from api.answers import json_answer
-from api.sandbox.clock import moved_ms, now_ms
+from api.sandbox import calls
+from api.sandbox.calls import BrokenOff, Call, note, take_fault
+from api.sandbox.clock import now_ms
 from api.sandbox.deliveries import Deliveries
 from api.sandbox.forms import parse_form
+from api.sandbox.refunds import StandInRefunds
 from api.sandbox.sessions import StandInSessions
 from api.sandbox.stripe_errors import StripeRefusal, no_such
+from api.sandbox.stripe_lists import only
 from api.sandbox.stripe_objects import payment_intent_object
+from api.sandbox.stripe_refunds import StripeRefunds
 from persistence.repositories.sandbox import SandboxRepository, SandboxStore
-from persistence.tables.sandbox import FaultKind, FaultTarget, SandboxCall
+from persistence.tables.sandbox import FaultKind, FaultTarget
 
 KEYS_KEPT_SECONDS = 24 * 3600
 """Stripe keeps idempotency keys for a day at least; the stand-in forgets them right after."""
 
-DELAY_SECONDS = 2.0
-"""What the fault ``delay`` adds to a call."""
-
-Action = Callable[[SandboxRepository, dict[str, Any]], Awaitable[dict[str, Any]]]
-
-
-@dataclass(slots=True)
-class Call:
-    """One call to the stand-in while it is worked on."""
-
-    method: str
-    path: str
-    key: str | None
-    params: dict[str, Any] = field(default_factory=dict)
-    status: int | None = None
-    body: dict[str, Any] = field(default_factory=dict)
-    replayed: bool = False
-    fault: FaultKind | None = None
-
-    @property
-    def fingerprint(self) -> str:
-        """What has to be the same under one idempotency key."""
-        asked = orjson.dumps([self.method, self.path, self.params], option=orjson.OPT_SORT_KEYS)
-        return sha256(asked).hexdigest()
-
-
-class BrokenOff(Response):
-    """No answer: the head goes out and the connection is cut before the body, as when a server dies."""
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002  (ASGI's signature)
-        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
+Action = Callable[[SandboxRepository, Call], Awaitable[dict[str, Any]]]
 
 
 class StripeApi:
     """Routes under ``/stripe/v1``. Every call is noted, whatever comes of it."""
 
-    def __init__(self, store: SandboxStore, sessions: StandInSessions, deliveries: Deliveries) -> None:
+    def __init__(
+        self, store: SandboxStore, sessions: StandInSessions, refunds: StandInRefunds, deliveries: Deliveries
+    ) -> None:
         self._store = store
         self._sessions = sessions
+        self._refunds = StripeRefunds(refunds)
         self._deliveries = deliveries
         self.router = APIRouter(prefix="/stripe/v1", include_in_schema=False)
         add = self.router.add_api_route
         add("/checkout/sessions", self.create_session, methods=["POST"])
+        add("/checkout/sessions", self.list_sessions, methods=["GET"])
         add("/checkout/sessions/{session_id}", self.retrieve_session, methods=["GET"])
         add("/checkout/sessions/{session_id}/expire", self.expire_session, methods=["POST"])
         add("/payment_intents/{intent_id}", self.retrieve_intent, methods=["GET"])
+        add("/refunds", self.create_refund, methods=["POST"])
+        add("/refunds", self.list_refunds, methods=["GET"])
+        add("/refunds/{refund_id}", self.retrieve_refund, methods=["GET"])
         add("/{rest:path}", self.unrecognised, methods=["GET", "POST", "DELETE"])
 
     async def create_session(self, request: Request) -> Response:
         """``POST /v1/checkout/sessions``."""
-        return await self._serve(request, self._sessions.create)
+        return await self._serve(request, lambda repository, call: self._sessions.create(repository, call.params))
+
+    async def list_sessions(self, request: Request) -> Response:
+        """``GET /v1/checkout/sessions``."""
+        return await self._serve(request, lambda repository, call: self._sessions.listed(repository, call.params))
 
     async def retrieve_session(self, request: Request, session_id: str) -> Response:
         """``GET /v1/checkout/sessions/{id}``."""
 
-        async def retrieve(repository: SandboxRepository, params: dict[str, Any]) -> dict[str, Any]:
-            _only(params, "expand")
+        async def retrieve(repository: SandboxRepository, call: Call) -> dict[str, Any]:
+            only(call.params, "expand")
             return await self._sessions.retrieve(repository, session_id)
 
         return await self._serve(request, retrieve)
 
     async def expire_session(self, request: Request, session_id: str) -> Response:
         """``POST /v1/checkout/sessions/{id}/expire``."""
-        key = request.headers.get("idempotency-key")
 
-        async def expire(repository: SandboxRepository, params: dict[str, Any]) -> dict[str, Any]:
-            _only(params, "expand")
-            return await self._sessions.close(repository, session_id, key)
+        async def expire(repository: SandboxRepository, call: Call) -> dict[str, Any]:
+            only(call.params, "expand")
+            return await self._sessions.close(repository, session_id, call.key)
 
         return await self._serve(request, expire)
 
     async def retrieve_intent(self, request: Request, intent_id: str) -> Response:
         """``GET /v1/payment_intents/{id}``."""
 
-        async def retrieve(repository: SandboxRepository, params: dict[str, Any]) -> dict[str, Any]:
-            _only(params, "expand")
+        async def retrieve(repository: SandboxRepository, call: Call) -> dict[str, Any]:
+            only(call.params, "expand")
             session = await repository.session_of_intent(intent_id) if "\0" not in intent_id else None
             if session is None:
                 raise no_such("payment_intent", intent_id[:100], "intent")
@@ -111,36 +92,52 @@ class StripeApi:
 
         return await self._serve(request, retrieve)
 
+    async def create_refund(self, request: Request) -> Response:
+        """``POST /v1/refunds``."""
+        return await self._serve(request, self._refunds.create, delays_itself=True)
+
+    async def list_refunds(self, request: Request) -> Response:
+        """``GET /v1/refunds``."""
+        return await self._serve(request, self._refunds.listed)
+
+    async def retrieve_refund(self, request: Request, refund_id: str) -> Response:
+        """``GET /v1/refunds/{id}``."""
+
+        async def retrieve(repository: SandboxRepository, call: Call) -> dict[str, Any]:
+            only(call.params, "expand")
+            return await self._refunds.retrieve(repository, refund_id)
+
+        return await self._serve(request, retrieve)
+
     async def unrecognised(self, request: Request) -> Response:
         """Anything that the stand-in has no part of."""
 
-        async def refuse(_repository: SandboxRepository, _params: dict[str, Any]) -> dict[str, Any]:
+        async def refuse(_repository: SandboxRepository, _call: Call) -> dict[str, Any]:
             raise StripeRefusal(
                 404, f"Unrecognized request URL ({request.method}: {_api_path(request)[:200]}): the sandbox lacks it."
             )
 
         return await self._serve(request, refuse)
 
-    async def _serve(self, request: Request, action: Action) -> Response:
-        call = Call(request.method, _api_path(request), request.headers.get("idempotency-key"))
+    async def _serve(self, request: Request, action: Action, *, delays_itself: bool = False) -> Response:
+        """Answer a call. ``delays_itself``: the action has a delay of its own, in what it does."""
+        call = Call(FaultTarget.STRIPE, request.method, _api_path(request), request.headers.get("idempotency-key"))
         try:
             _check_key(request.headers.get("authorization"))
             call.params = parse_form(await _form_of(request))
             if call.key is not None and not 0 < len(call.key) <= 255:
                 raise StripeRefusal(400, "Idempotency keys may be up to 255 characters long.")
-            async with self._store.transaction() as repository:
-                call.fault = await repository.take_fault(FaultTarget.STRIPE)
+            await take_fault(self._store, call)
             if call.fault is not FaultKind.DROP:
                 async with self._store.transaction() as repository:
-                    await self._act(repository, call, action)
+                    await self._act(repository, call, action, waits=call.is_late and not delays_itself)
         except StripeRefusal as refusal:
             call.status, call.body = refusal.status, refusal.body
         self._deliveries.wake()
-        lost = call.fault in (FaultKind.DROP, FaultKind.TIMEOUT_AFTER_SUCCESS)
-        await self._note(call, lost)
-        return BrokenOff() if lost else _answer(call, request)
+        await note(self._store, call)
+        return BrokenOff() if call.is_lost else _answer(call, request)
 
-    async def _act(self, repository: SandboxRepository, call: Call, action: Action) -> None:
+    async def _act(self, repository: SandboxRepository, call: Call, action: Action, *, waits: bool) -> None:
         """Do what is asked, once per idempotency key. Raises ``StripeRefusal``; nothing is saved then.
 
         Stripe saves the answers of calls that it began to execute, refused parameters not among them.
@@ -156,30 +153,15 @@ class StripeApi:
                     raise _other_parameters(key)
                 call.status, call.body, call.replayed = saved.status, saved.body, True
                 return
-        if call.fault is FaultKind.DELAY:
+        if waits:
             # With the key held, so that a second call under it meets one in progress.
-            await asyncio.sleep(DELAY_SECONDS)
+            await asyncio.sleep(calls.DELAY_SECONDS)
         if call.fault is FaultKind.ERROR:
             call.status, call.body = 500, _OUR_FAULT.body
         else:
-            call.status, call.body = 200, await action(repository, call.params)
+            call.status, call.body = 200, await action(repository, call)
         if key is not None:
             await repository.save_answer(key, call.fingerprint, call.status, call.body, now_s)
-
-    async def _note(self, call: Call, lost: bool) -> None:
-        async with self._store.transaction() as repository:
-            await repository.add_call(
-                SandboxCall(
-                    at_ms=moved_ms(await repository.offset_ms()),
-                    target=FaultTarget.STRIPE,
-                    method=call.method,
-                    path=call.path[:500],
-                    idempotency_key=call.key[:255].replace("\0", "") if call.key is not None else None,
-                    params=call.params,
-                    status=None if lost else call.status,
-                    fault=call.fault,
-                )
-            )
 
 
 _OUR_FAULT = StripeRefusal(
@@ -222,14 +204,6 @@ def _check_key(authorization: str | None) -> None:
         raise StripeRefusal(401, "You did not provide an API key.")
     if not credentials.startswith(("sk_", "rk_")):
         raise StripeRefusal(401, "Invalid API Key provided.")
-
-
-def _only(params: dict[str, Any], *known: str) -> None:
-    for name in params:
-        if name not in known:
-            raise StripeRefusal(
-                400, f"Received unknown parameter: {name[:100]}", code="parameter_unknown", param=name[:100]
-            )
 
 
 async def _form_of(request: Request) -> str:

@@ -7,7 +7,13 @@ from typing import Any
 
 import stripe
 
-from persistence.tables.sandbox import SandboxSession, StandInState
+from persistence.tables.sandbox import (
+    SandboxDispute,
+    SandboxRefund,
+    SandboxSession,
+    StandInRefundStatus,
+    StandInState,
+)
 
 COMPLETE = (StandInState.PAID, StandInState.PENDING, StandInState.FAILED)
 
@@ -71,9 +77,69 @@ def payment_intent_object(session: SandboxSession) -> dict[str, Any]:
         "amount": session.amount_total,
         "amount_received": session.amount_total if status == "succeeded" else 0,
         "currency": session.currency,
+        "latest_charge": session.charge if status != "requires_payment_method" else None,
         "livemode": False,
         "metadata": data.get("metadata") or {},
         "status": status,
+    }
+
+
+def charge_object(session: SandboxSession, refunded: int) -> dict[str, Any]:
+    """The ``charge`` of a paid session, of which ``refunded`` has gone back in all."""
+    data = session.params.get("payment_intent_data") or {}
+    return {
+        "id": session.charge,
+        "object": "charge",
+        "amount": session.amount_total,
+        "amount_captured": session.amount_total,
+        "amount_refunded": refunded,
+        "captured": True,
+        "created": session.paid_at_s,
+        "currency": session.currency,
+        "livemode": False,
+        # Stripe copies the PaymentIntent's metadata when it makes the charge.
+        "metadata": data.get("metadata") or {},
+        "paid": True,
+        "payment_intent": session.payment_intent,
+        "refunded": refunded >= session.amount_total,
+        "status": "succeeded",
+    }
+
+
+def refund_object(refund: SandboxRefund, session: SandboxSession) -> dict[str, Any]:
+    """A ``refund`` as it is now."""
+    failed = refund.status == StandInRefundStatus.FAILED
+    return {
+        "id": refund.ref,
+        "object": "refund",
+        "amount": refund.amount,
+        "charge": session.charge,
+        "created": refund.created_s,
+        "currency": session.currency,
+        "metadata": refund.params.get("metadata") or {},
+        "payment_intent": session.payment_intent,
+        "reason": refund.params.get("reason"),
+        "receipt_number": None,
+        "status": refund.status,
+        **({"failure_reason": "expired_or_canceled_card"} if failed else {}),
+    }
+
+
+def dispute_object(dispute: SandboxDispute, session: SandboxSession) -> dict[str, Any]:
+    """A ``dispute`` of the whole of a charge."""
+    return {
+        "id": dispute.id,
+        "object": "dispute",
+        "amount": session.amount_total,
+        "charge": session.charge,
+        "created": dispute.created_s,
+        "currency": session.currency,
+        "is_charge_refundable": False,
+        "livemode": False,
+        "metadata": {},
+        "payment_intent": session.payment_intent,
+        "reason": "fraudulent",
+        "status": dispute.status,
     }
 
 

@@ -106,7 +106,7 @@ def session_create(params: dict[str, Any], now_s: float) -> SessionCreate:
     try:
         created = SessionCreate.model_validate(params)
     except ValidationError as error:
-        raise _refusal(error) from error
+        raise refusal_of(error) from error
     for number, line in enumerate(created.line_items):
         _check_price(line.price_data, created.currency, f"line_items[{number}][price_data]")
     _check_total(created)
@@ -166,7 +166,7 @@ def _check_expiry(expires_at: int | None, now_s: float) -> None:
     )
 
 
-def _refusal(error: ValidationError) -> StripeRefusal:
+def refusal_of(error: ValidationError) -> StripeRefusal:
     """The first thing wrong, as Stripe says it."""
     first = error.errors(include_url=False)[0]
     head, *rest = (str(part) for part in first["loc"])

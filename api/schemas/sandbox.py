@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Annotated, Any, Final
 
 from pydantic import Field, ValidationInfo, field_validator
@@ -9,10 +11,22 @@ from pydantic import Field, ValidationInfo, field_validator
 from api.sandbox.clock import LONGEST_STEP_SECONDS, moved_ms
 from api.schemas.base import Body
 from api.times import written
+from engine.domain import Provider
 from engine.money import from_stripe
-from persistence.tables.sandbox import FaultKind, FaultTarget, SandboxCall, SandboxEvent, SandboxSession
+from persistence.tables.sandbox import (
+    FaultKind,
+    FaultTarget,
+    SandboxCall,
+    SandboxDispute,
+    SandboxEvent,
+    SandboxRefund,
+    SandboxSession,
+    StandInRefundStatus,
+    StandInState,
+)
 
 MOST_FAULTS = 10_000
+LARGEST_AMOUNT = 10**12
 
 _APPLICABLE: Final[dict[FaultTarget, frozenset[FaultKind]]] = {
     FaultTarget.STRIPE: frozenset(
@@ -25,7 +39,10 @@ _APPLICABLE: Final[dict[FaultTarget, frozenset[FaultKind]]] = {
         }
     ),
     FaultTarget.WEBHOOKS: frozenset(FaultKind) - {FaultKind.FORGET_KEYS},
-    FaultTarget.PAYSTACK: frozenset(),
+    # Paystack knows no keys that it could forget.
+    FaultTarget.PAYSTACK: frozenset(
+        {FaultKind.ERROR, FaultKind.TIMEOUT_AFTER_SUCCESS, FaultKind.DELAY, FaultKind.DROP}
+    ),
 }
 
 
@@ -35,19 +52,18 @@ class ClockMove(Body):
     advance_seconds: Annotated[float, Field(gt=0, le=LONGEST_STEP_SECONDS, allow_inf_nan=False)]
 
 
+class DashboardRefund(Body):
+    """How much goes back; all that is left where nothing is said."""
+
+    amount_minor: Annotated[int, Field(ge=1, le=LARGEST_AMOUNT)] | None = None
+
+
 class FaultOrder(Body):
     """The next ``count`` calls or events of a target go wrong in one way."""
 
     target: Annotated[FaultTarget, Field(strict=False)]
     kind: Annotated[FaultKind, Field(strict=False)]
     count: Annotated[int, Field(ge=1, le=MOST_FAULTS)] = 1
-
-    @field_validator("target")
-    @classmethod
-    def _there_is_a_stand_in(cls, target: FaultTarget) -> FaultTarget:
-        if not _APPLICABLE[target]:
-            raise ValueError(f"there is no stand-in for {target} yet")
-        return target
 
     @field_validator("kind")
     @classmethod
@@ -65,19 +81,56 @@ def clock_content(offset_ms: int) -> dict[str, Any]:
     return {"now": written(moved_ms(offset_ms)), "offset_seconds": offset_ms / 1000 if rest else whole}
 
 
-def session_content(session: SandboxSession, status: str, payment_status: str) -> dict[str, Any]:
-    """A stand-in session, with its state in one word and in Stripe's two, and amounts in our minor units."""
+@dataclass(frozen=True, slots=True)
+class SessionWords:
+    """The provider's own words for where a session is."""
+
+    status: str
+    payment_status: str
+
+
+def session_content(
+    session: SandboxSession, words: SessionWords, refunds: Sequence[SandboxRefund], disputes: Sequence[SandboxDispute]
+) -> dict[str, Any]:
+    """A stand-in session or transaction, with its state in one word and in the provider's own, and what went back.
+
+    Amounts are in our minor units.
+    """
+    back = sum(refund.amount for refund in refunds if refund.status == StandInRefundStatus.SUCCEEDED)
     return {
         "id": session.id,
+        "provider": session.provider,
         "state": session.state,
-        "status": status,
-        "payment_status": payment_status,
-        "amount_minor": from_stripe(session.amount_total, session.currency),
+        "status": words.status,
+        "payment_status": words.payment_status,
+        "amount_minor": _minor(session.amount_total, session),
+        "amount_refunded_minor": _minor(back, session),
         "currency": session.currency.upper(),
-        "payment_ref": session.payment_intent,
+        "payment_ref": payment_ref_of(session),
         "declines": session.declines,
-        "expires_at": written(session.expires_at_s * 1000),
+        "expires_at": None if session.expires_at_s is None else written(session.expires_at_s * 1000),
+        "refunds": [
+            {
+                "id": refund.ref if session.provider == Provider.STRIPE else str(refund.number),
+                "amount_minor": _minor(refund.amount, session),
+                "status": refund.status,
+            }
+            for refund in refunds
+        ],
+        "disputes": [{"id": dispute.id, "status": dispute.status} for dispute in disputes],
     }
+
+
+def payment_ref_of(session: SandboxSession) -> str | None:
+    """What a refund names: the PaymentIntent, or the reference of a transaction that was paid."""
+    if session.provider == Provider.STRIPE:
+        return session.payment_intent
+    return session.id if session.state == StandInState.PAID else None
+
+
+def _minor(amount: int, session: SandboxSession) -> int | None:
+    """An amount of the provider's in our minor unit, which Paystack counts in as well."""
+    return from_stripe(amount, session.currency) if session.provider == Provider.STRIPE else amount
 
 
 def event_content(event: SandboxEvent, *, delivered: bool) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from hashlib import blake2b
 from typing import Any
 
-from sqlalchemy import ColumnElement, delete, func, select, update
+from sqlalchemy import BigInteger, ColumnElement, cast, delete, func, select, update
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
 
@@ -162,9 +162,7 @@ class SandboxRepository:
         """The refund of this ``ref`` with what it is of, both locked until the transaction ends."""
         return await self._refund_where(SandboxRefund.ref == ref)
 
-    async def refund_numbered(
-        self, provider: Provider, number: int
-    ) -> tuple[SandboxRefund, SandboxSession] | None:
+    async def refund_numbered(self, provider: Provider, number: int) -> tuple[SandboxRefund, SandboxSession] | None:
         """A provider's refund with this number, likewise."""
         return await self._refund_where(SandboxSession.provider == provider, SandboxRefund.number == number)
 
@@ -184,6 +182,16 @@ class SandboxRepository:
             .order_by(SandboxRefund.number.desc())
         )
         return [(refund, session) for refund, session in found]
+
+    async def refunded_by_session(self, provider: Provider) -> dict[str, int]:
+        """How much has gone back of each session of a provider that something has gone back of."""
+        found = await self._session.execute(
+            select(SandboxRefund.session_id, cast(func.sum(SandboxRefund.amount), BigInteger))
+            .join(SandboxSession, SandboxSession.id == SandboxRefund.session_id)
+            .where(SandboxSession.provider == provider, SandboxRefund.status == StandInRefundStatus.SUCCEEDED)
+            .group_by(SandboxRefund.session_id)
+        )
+        return dict(found.tuples().all())
 
     async def due_refunds(self, now_ms: int, limit: int) -> Sequence[tuple[SandboxRefund, SandboxSession]]:
         """Pending refunds whose time has come, locked, without those that another process has in hand."""
