@@ -42,6 +42,8 @@ class Answers:
         self._note(scope, await _body(receive))
         status, body = answer or (200, b"{}")
         head = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
+        if 300 <= status < 400:
+            head.append((b"location", b"/elsewhere"))
         await send({"type": "http.response.start", "status": status, "headers": head})
         if answer is not None:
             await send({"type": "http.response.body", "body": body})
