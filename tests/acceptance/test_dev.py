@@ -90,12 +90,33 @@ def end(dev: DevRun) -> None:
     dev.process.wait(60)
 
 
-def checkout_of(dev: DevRun) -> dict[str, Any]:
-    """Do what the printed curl line says, and give the answer."""
-    line = re.search(r"^\s*(curl .*)$", dev.said, re.MULTILINE)
+def checkout_of(dev: DevRun, code: str = "SCHOOL10", buyer: str | None = None) -> dict[str, Any]:
+    """Do what the printed curl line for a code says, for another buyer where one is named, and give the answer."""
+    line = re.search(rf"^\s*(curl .*{code}.*)$", dev.said, re.MULTILINE)
     assert line is not None, dev.said
-    done = subprocess.run(shlex.split(line[1]), capture_output=True, text=True, check=True)
+    said = line[1] if buyer is None else re.sub(r"student-[0-9a-f]{6}", buyer, line[1])
+    done = subprocess.run(shlex.split(said), capture_output=True, text=True, check=True)
     return dict(json.loads(done.stdout))
+
+
+def pay(dev: DevRun, checkout: dict[str, Any]) -> None:
+    paid = httpx.post(f"{dev.url}/sandbox/sessions/{checkout['session_id']}/pay", timeout=30)
+    assert paid.is_success, paid.text
+
+
+def reconcile(folder: Path) -> tuple[int, list[str], str]:
+    """Exit status, lines and standard error of ``lastportion reconcile --dev``."""
+    inherited = {name: text for name, text in os.environ.items() if not name.upper().startswith("LASTPORTION_")}
+    done = subprocess.run(
+        [sys.executable, "-m", "api.cli", "reconcile", "--dev"],
+        cwd=folder,
+        env={**inherited, "PYTHONPATH": str(REPOSITORY)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    return done.returncode, done.stdout.splitlines(), done.stderr
 
 
 def test_a_code_is_redeemed_and_servers_that_die_come_back(run: DevRun) -> None:
@@ -103,8 +124,7 @@ def test_a_code_is_redeemed_and_servers_that_die_come_back(run: DevRun) -> None:
     made = checkout_of(run)
     assert made["discount_minor"] > 0
     assert run.get("/v1/codes/SCHOOL10")["usage"]["reserved"] == 1
-    paid = httpx.post(f"{run.url}/sandbox/sessions/{made['session_id']}/pay", timeout=30)
-    assert paid.is_success, paid.text
+    pay(run, made)
     wait_for(lambda: run.get(f"/v1/orders/{made['order_id']}")["status"] == "paid", "the order to be paid")
     wait_for(lambda: run.get("/v1/codes/SCHOOL10")["usage"]["completed"] == 1, "the code to be counted")
 
@@ -115,6 +135,34 @@ def test_a_code_is_redeemed_and_servers_that_die_come_back(run: DevRun) -> None:
         wait_for(run.ready, f"dev to be ready again without {part}")
         wait_for(lambda part=part: any(part in command_of(pid) for pid in run.children), f"a new {part}")
     assert run.get("/v1/codes/SCHOOL10")["usage"]["completed"] == 1
+
+
+def test_both_providers_are_paid_and_reconciled(run: DevRun) -> None:
+    run.wait_until_ready()
+    clean = "no difference in what was paid through paystack and stripe in the last 3 days"
+    made = {code: checkout_of(run, code) for code in ("SCHOOL10", "LAGOS10")}
+    assert [(each["amount_minor"], each["currency"]) for each in made.values()] == [(4410, "GBP"), (225_000, "NGN")]
+    assert made["LAGOS10"]["session_expires_at"] is None
+    for each in made.values():
+        pay(run, each)
+        wait_for(
+            lambda each=each: run.get(f"/v1/orders/{each['order_id']}")["status"] == "paid", "the order to be paid"
+        )
+    assert reconcile(run.folder) == (0, [clean], "")
+
+    # As if it had been down for as long as the provider went on trying.
+    unheard = checkout_of(run, "LAGOS10", "unheard")
+    dropped = {"target": "webhooks", "kind": "drop", "count": 1}
+    assert httpx.post(f"{run.url}/sandbox/faults", json=dropped, timeout=10).is_success
+    pay(run, unheard)
+    status, lines, complained = reconcile(run.folder)
+    assert (status, complained) == (1, "")
+    assert unheard["session_id"] in lines[0]
+    assert unheard["order_id"] in lines[0]
+    wait_for(lambda: run.get(f"/v1/orders/{unheard['order_id']}")["status"] == "paid", "the order to be paid")
+    assert reconcile(run.folder) == (0, [clean], "")
+    end(run)
+    assert reconcile(run.folder) == (2, [], "No Lastportion runs in this folder: start one with `make run`.\n")
 
 
 def test_ctrl_c_stops_everything_and_a_new_run_has_the_data(tmp_path: Path) -> None:
