@@ -1,4 +1,4 @@
-"""The sandbox on loopback, with the real Stripe adapter on one side and a receiver of webhooks on the other."""
+"""The sandbox on loopback, with the real adapters on one side and a receiver of webhooks on the other."""
 
 from __future__ import annotations
 
@@ -20,7 +20,9 @@ from typing_extensions import is_typeddict
 
 from api.errors import answer_errors
 from api.sandbox.mount import Sandbox
-from engine.payments.port import FrozenAttempt, PricedLine, ProviderEvent
+from engine.domain import Provider
+from engine.payments.paystack import PaystackPayments
+from engine.payments.port import FrozenAttempt, FrozenRefund, PricedLine, ProviderEvent
 from engine.payments.stripe import StripePayments
 from engine.settings import Settings
 from persistence.database import create_engine_from
@@ -28,6 +30,7 @@ from tests.loopback import listening_socket, served
 
 KEY = "sk_test_of_the_tests"
 SECRET = "whsec_of_the_tests"
+PAYSTACK_KEY = "sk_test_paystack_of_the_tests"
 
 
 @dataclass(slots=True)
@@ -39,6 +42,7 @@ class StandIn:
     engine: AsyncEngine
     sandbox: Sandbox
     payments: StripePayments
+    paystack: PaystackPayments
     http: httpx.AsyncClient
     received: list[ProviderEvent] = field(default_factory=list)
     answers: list[int] = field(default_factory=list)
@@ -66,6 +70,33 @@ class StandIn:
         }
         return FrozenAttempt(**values | changes)
 
+    def transaction(self, order: str = "ord-1", **changes: Any) -> FrozenAttempt:
+        """A frozen attempt of one line at 1,250.00 NGN through Paystack."""
+        number: int = changes.get("number", 1)
+        values: dict[str, Any] = {
+            "amount_minor": 125_000,
+            "currency": "NGN",
+            "provider": Provider.PAYSTACK,
+            "reference": self.paystack.reference_of(order, number),
+            "expires_at_s": None,
+            "success_url": "https://shop.example/thanks?from=paystack",
+        }
+        return self.attempt(order, **values | changes)
+
+    def refund_of(self, payment_ref: str | None, amount_minor: int, **changes: Any) -> FrozenRefund:
+        """A frozen refund of a payment in pounds."""
+        assert payment_ref is not None
+        values: dict[str, Any] = {
+            "id": "rf-1",
+            "round": 1,
+            "tenant": "demo",
+            "order_id": "ord-1",
+            "payment_ref": payment_ref,
+            "amount_minor": amount_minor,
+            "currency": "GBP",
+        }
+        return FrozenRefund(**values | changes)
+
     def now_s(self) -> int:
         """The test clock, as the tests moved it."""
         return int(time.time()) + (self.offsets[-1] if self.offsets else 0) // 1000
@@ -73,6 +104,23 @@ class StandIn:
     async def act(self, session_id: str, act: str, status: int = 200) -> dict[str, Any]:
         """Act as a buyer by program."""
         return await self.post(f"/sandbox/sessions/{session_id}/{act}", None, status)
+
+    async def refund(self, session_id: str, amount_minor: int | None = None, status: int = 200) -> dict[str, Any]:
+        """Send money back as from the provider's dashboard; all that is left where no amount is named."""
+        body = {} if amount_minor is None else {"amount_minor": amount_minor}
+        return await self.post(f"/sandbox/sessions/{session_id}/refund", body, status)
+
+    async def session(self, session_id: str) -> dict[str, Any]:
+        """A session or transaction as the sandbox shows it."""
+        answer = await self.http.get(f"/sandbox/sessions/{session_id}")
+        assert answer.status_code == 200, answer.text
+        content: dict[str, Any] = answer.json()
+        return content
+
+    async def refunds(self, session_id: str) -> list[dict[str, Any]]:
+        """What went back of a session or transaction, oldest first."""
+        found: list[dict[str, Any]] = (await self.session(session_id))["refunds"]
+        return found
 
     async def advance(self, seconds: float) -> dict[str, Any]:
         """Move the test clock."""
@@ -103,12 +151,19 @@ class StandIn:
         return self.received
 
     async def receive(self, request: Request) -> Response:
-        """The receiver: verifies, remembers, and answers as told."""
-        event = self.payments.verify(
-            await request.body(),
-            request.headers.get("stripe-signature"),
-            time.time() + await self.sandbox.offset_ms() / 1000,
+        """The receiver of Stripe's events: verifies, remembers, and answers as told."""
+        now_s = time.time() + await self.sandbox.offset_ms() / 1000
+        return await self._take(
+            self.payments.verify(await request.body(), request.headers.get("stripe-signature"), now_s)
         )
+
+    async def receive_paystack(self, request: Request) -> Response:
+        """Likewise of Paystack's."""
+        return await self._take(
+            self.paystack.verify(await request.body(), request.headers.get("x-paystack-signature"), 0)
+        )
+
+    async def _take(self, event: ProviderEvent) -> Response:
         async with self.arrived:
             self.received.append(event)
             self.arrived.notify_all()
@@ -125,12 +180,15 @@ async def standing_in(database_url: str, *, background: bool = True) -> AsyncIte
         database_url=database_url,
         stripe_webhook_secret=SECRET,
         stripe_api_base=f"{url}/sandbox/stripe",
+        paystack_secret_key=PAYSTACK_KEY,
+        paystack_api_base=f"{url}/sandbox/paystack",
         sandbox=True,
     )
     engine = create_engine_from(settings)
     app = FastAPI()
     answer_errors(app)
     payments = StripePayments(KEY, SECRET, api_base=settings.stripe_api_base, timeout_seconds=10)
+    paystack = PaystackPayments(PAYSTACK_KEY, api_base=settings.paystack_api_base, timeout_seconds=10)
     http = httpx.AsyncClient(base_url=url, timeout=20, trust_env=False)
     offsets: list[int] = []
 
@@ -138,12 +196,14 @@ async def standing_in(database_url: str, *, background: bool = True) -> AsyncIte
         offsets.append(offset_ms)
 
     sandbox = Sandbox(settings, engine, clock_moved)
-    stand_in = StandIn(url, settings, engine, sandbox, payments, http, offsets=offsets)
+    stand_in = StandIn(url, settings, engine, sandbox, payments, paystack, http, offsets=offsets)
     app.include_router(sandbox.router)
     app.add_api_route("/v1/webhooks/stripe", stand_in.receive, methods=["POST"])
+    app.add_api_route("/v1/webhooks/paystack", stand_in.receive_paystack, methods=["POST"])
     async with served(app, listener), AsyncExitStack() as afterwards:
         afterwards.push_async_callback(engine.dispose)
         afterwards.push_async_callback(payments.close)
+        afterwards.push_async_callback(paystack.close)
         afterwards.push_async_callback(http.aclose)
         afterwards.push_async_callback(sandbox.stop)
         if background:

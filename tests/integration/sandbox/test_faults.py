@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from api.sandbox import stripe_api
+from api.sandbox import calls
 from engine.errors import ProviderError, ProviderTimeout
 from engine.payments.port import EventKind, SessionState
 from tests.stand_in import StandIn
@@ -55,7 +55,7 @@ async def test_a_dropped_call_did_nothing(stand_in: StandIn) -> None:
 
 
 async def test_a_delayed_call_is_answered_all_the_same(stand_in: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stripe_api, "DELAY_SECONDS", 0.0)
+    monkeypatch.setattr(calls, "DELAY_SECONDS", 0.0)
     await stand_in.fault("stripe", "delay")
     assert (await stand_in.payments.open(stand_in.attempt())).state is SessionState.OPEN
     assert [call["fault"] for call in await stand_in.calls()] == ["delay"]
@@ -64,7 +64,8 @@ async def test_a_delayed_call_is_answered_all_the_same(stand_in: StandIn, monkey
 @pytest.mark.parametrize(
     ("body", "field"),
     [
-        ({"target": "paystack", "kind": "error", "count": 1}, "target"),
+        ({"target": "paystack", "kind": "forget_keys", "count": 1}, "kind"),
+        ({"target": "paystack", "kind": "duplicate", "count": 1}, "kind"),
         ({"target": "post", "kind": "error", "count": 1}, "target"),
         ({"target": "stripe", "kind": "duplicate", "count": 1}, "kind"),
         ({"target": "stripe", "kind": "reorder", "count": 1}, "kind"),
