@@ -191,7 +191,7 @@ class SandboxRepository:
             .where(SandboxSession.provider == provider, SandboxRefund.status == StandInRefundStatus.SUCCEEDED)
             .group_by(SandboxRefund.session_id)
         )
-        return dict(found.tuples().all())
+        return dict(found.all())
 
     async def due_refunds(self, now_ms: int, limit: int) -> Sequence[tuple[SandboxRefund, SandboxSession]]:
         """Pending refunds whose time has come, locked, without those that another process has in hand."""
