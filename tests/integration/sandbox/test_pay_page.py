@@ -129,3 +129,34 @@ async def test_an_unknown_session_has_a_page_too(stand_in: StandIn) -> None:
 async def test_a_currency_without_subunit_is_shown_without_places(stand_in: StandIn) -> None:
     session = await stand_in.payments.open(stand_in.attempt(amount_minor=80, currency="JPY"))
     assert "Pay 80 JPY" in (await page_of(stand_in, session.id)).buttons
+
+
+async def test_a_paystack_transaction_is_paid_on_the_same_page(stand_in: StandIn) -> None:
+    session = await stand_in.paystack.open(stand_in.transaction())
+    page = await page_of(stand_in, session.id)
+    assert page.buttons == {"Pay 1250.00 NGN": "pay", "Have the card declined": "decline"}
+    assert page.links == {"Walk away": "https://shop.example/basket"}
+    assert "pupil@school.example" in page.text
+    assert await press(stand_in, session.id, "decline") == f"/sandbox/pay/{session.id}?declined=1"
+    declined = await page_of(stand_in, session.id, "?declined=1")
+    assert "declined" in declined.text
+    assert "pay" in declined.buttons.values()
+    # As Paystack does, after what the shop's address has of its own.
+    back = "https://shop.example/thanks?from=paystack&trxref=ord-1-1&reference=ord-1-1"
+    assert await press(stand_in, session.id, "pay") == back
+    after = await page_of(stand_in, session.id)
+    assert (after.buttons, after.links) == ({}, {"Back to the shop": back})
+    assert [event.type for event in stand_in.received] == ["charge.success"]
+
+
+async def test_a_transaction_without_addresses_has_a_page_without_links(stand_in: StandIn) -> None:
+    answer = await stand_in.http.post(
+        "/sandbox/paystack/transaction/initialize",
+        json={"email": "pupil@school.example", "amount": 5000, "metadata": {"cancel_action": "javascript:alert(1)"}},
+        headers={"Authorization": "Bearer sk_test_1"},
+    )
+    reference = answer.json()["data"]["reference"]
+    assert (await page_of(stand_in, reference)).links == {}
+    assert await press(stand_in, reference, "pay") == f"/sandbox/pay/{reference}"
+    assert (await page_of(stand_in, reference)).links == {}
+    assert [event.amount_minor for event in stand_in.received] == [5000]
