@@ -17,6 +17,6 @@ def jobs_of(services: Services) -> list[Job]:
         Job("pay_refunds", 2.0, services.refunds.pay_due),
         Job("count_refund_news", 2.0, services.refunds.count_pending),
         Job("close_overdue_attempts", 15.0, services.overdue.close),
-        Job(RECONCILE_PROVIDERS_JOB, 900.0, services.reconciler.run_job),
+        Job(RECONCILE_PROVIDERS_JOB, 900.0, services.reconciler.run_job, first_after_seconds=10.0),
         Job(REMOVE_RECORDS_JOB, 60.0, remover.run),
     ]

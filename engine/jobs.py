@@ -28,6 +28,8 @@ class Job:
     name: str
     every_seconds: float
     run: Callable[[], Awaitable[Mapping[str, Any] | int | None]]
+    first_after_seconds: float = 0.0
+    """How long after its start a worker waits with it: what it calls may be starting as well."""
 
     @property
     def period_seconds(self) -> int:
@@ -63,6 +65,7 @@ class JobRunner:
 
     async def _repeat(self, job: Job, stop: asyncio.Event) -> None:
         reported_at, is_failing = -math.inf, False
+        await _wait(stop, job.first_after_seconds)
         while not stop.is_set():
             error, details = await self._run_once(job, is_failing=is_failing)
             is_news = error is not None or is_failing or details is not None
@@ -70,10 +73,7 @@ class JobRunner:
                 await self._report(job, error, details)
                 reported_at = time.monotonic()
             is_failing = error is not None
-            try:
-                await asyncio.wait_for(stop.wait(), job.every_seconds if error is None else job.retry_seconds)
-            except TimeoutError:
-                continue
+            await _wait(stop, job.every_seconds if error is None else job.retry_seconds)
 
     async def _run_once(self, job: Job, *, is_failing: bool) -> tuple[str | None, Mapping[str, Any] | None]:
         """What went wrong, if anything, and the details to keep. Trouble that lasts is logged once."""
@@ -103,3 +103,11 @@ class JobRunner:
         except LastportionError as unreachable:
             # Postgres is away: the job's last success grows old, which is the report.
             log.debug("job_unreported", job=job.name, reason=unreachable.code)
+
+
+async def _wait(stop: asyncio.Event, seconds: float) -> None:
+    """Until so many seconds have passed, or it is time to stop."""
+    try:
+        await asyncio.wait_for(stop.wait(), seconds)
+    except TimeoutError:
+        return

@@ -98,6 +98,8 @@ class OverdueAttempts:
             session = replace(session, state=SessionState.EXPIRED)
         if session.state is SessionState.UNPAID:
             await self._attempts.look_up_later(attempt.frozen, now_s + PAUSE_FOR_MONEY_SECONDS)
+            if attempt.status is AttemptStatus.UNPAID:
+                return
         await self._settlements.receive(attempt.provider, event_from(session))
         if session.state is SessionState.EXPIRED:
             # One that gave way to an attempt which never came: what it held ends by itself.

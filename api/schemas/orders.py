@@ -162,6 +162,6 @@ def order_content(story: OrderStory) -> dict[str, Any]:
         "listing": None,
         "late": order.late,
         "history": [
-            {**entry.details, "at": written_instant(entry.at), "event": entry.event} for entry in story.history
+            {"at": written_instant(entry.at), "event": entry.event} | dict(entry.details) for entry in story.history
         ],
     }
