@@ -134,8 +134,10 @@ class WholeSite:
 
 
 @asynccontextmanager
-async def whole_site(redis_url: str, database_url: str, **changes: Any) -> AsyncIterator[WholeSite]:
-    """Everything in this process, for the length of the block."""
+async def whole_site(
+    redis_url: str, database_url: str, kind: type[WholeSite] = WholeSite, **changes: Any
+) -> AsyncIterator[Any]:
+    """Everything in this process, for the length of the block, as this kind of site; ``changes`` are to settings."""
     listener = listening_socket()
     url = f"http://127.0.0.1:{listener.getsockname()[1]}"
     settings = Settings.model_validate(
@@ -159,7 +161,7 @@ async def whole_site(redis_url: str, database_url: str, **changes: Any) -> Async
         roles.create_task(run_worker(settings, stop))
         headers = {"Authorization": f"Bearer {DEV_KEY}"}
         async with httpx.AsyncClient(base_url=url, headers=headers, timeout=30, trust_env=False) as http:
-            yield WholeSite(http, settings)
+            yield kind(http, settings)
         stop.set()
 
 

@@ -6,8 +6,6 @@ import asyncio
 import json
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import httpx
@@ -15,17 +13,13 @@ import pytest
 import stripe
 from sqlalchemy import text
 
-from api.app import create_app
-from api.authentication import DEV_KEY
-from api.roles import run_persister, run_worker
-from engine.settings import Settings
 from persistence.database import create_engine_from
-from tests.loopback import listening_socket, served
+from tests.whole_site import STRIPE_SECRET as SECRET
+from tests.whole_site import WholeSite, whole_site
 
 if TYPE_CHECKING:
     from tests.conftest import RedisBackend
 
-SECRET = "whsec_of_an_outside_program"
 CODE_BODY = {
     "cap": 2,
     "period": {"kind": "academic_year", "timezone": "Europe/London"},
@@ -35,36 +29,17 @@ CODE_BODY = {
 PRODUCT_BODY = {"name": "Practice pack", "amount_minor": 4999, "currency": "GBP"}
 
 
-@dataclass
-class Site:
-    """A running deployment, as an outside program sees it."""
-
-    http: httpx.AsyncClient
-    settings: Settings
-
-    async def call(self, method: str, path: str, status: int, body: Any = None, key: str | None = None) -> Any:
-        headers = {"Idempotency-Key": key} if key else {}
-        answer = await self.http.request(method, path, json=body, headers=headers)
-        assert answer.status_code == status, answer.text
-        return answer.json()
+class School(WholeSite):
+    """The whole deployment, with a code for one product."""
 
     async def check_out(self, key: str, status: int = 201, **changes: Any) -> Any:
-        body = {
+        wish = {
             "customer": "student-1",
-            "email": "student-1@example.com",
             "lines": [{"product": "practice-pack", "quantity": 1}],
             "code": "school10",
             "success_url": "https://shop.example/thanks?s={CHECKOUT_SESSION_ID}",
-            "cancel_url": "https://shop.example/cart",
-        } | changes
-        return await self.call("POST", "/v1/checkouts", status, {k: v for k, v in body.items() if v is not None}, key)
-
-    async def order(self, order_id: str, status: str) -> Any:
-        """The order once it reads so."""
-        async with asyncio.timeout(20):
-            while (order := await self.call("GET", f"/v1/orders/{order_id}", 200))["status"] != status:  # noqa: ASYNC110
-                await asyncio.sleep(0.05)
-        return order
+        }
+        return await super().check_out(key, status, **wish | changes)
 
     async def deliver(self, event: dict[str, Any], stamp_s: int | None = None, secret: str = SECRET) -> httpx.Response:
         """Send an event signed by ourselves."""
@@ -94,41 +69,15 @@ def paid_event(session_id: str, event_id: str, amount: int = 4500, **changes: An
     }
 
 
-@asynccontextmanager
-async def running_site(redis_url: str, database_url: str) -> AsyncIterator[Site]:
-    listener = listening_socket()
-    url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-    settings = Settings.model_validate(
-        {
-            "redis_url": redis_url,
-            "database_url": database_url,
-            "partitions": 4,
-            "public_url": url,
-            "sandbox": True,
-            "stripe_secret_key": "sk_test_1",
-            "stripe_webhook_secret": SECRET,
-            "stripe_api_base": f"{url}/sandbox/stripe",
-        }
-    )
-    app, stop = create_app(settings), asyncio.Event()
-    async with app.router.lifespan_context(app), served(app, listener), asyncio.TaskGroup() as roles:
-        roles.create_task(run_persister(settings, stop))
-        roles.create_task(run_worker(settings, stop))
-        headers = {"Authorization": f"Bearer {DEV_KEY}"}
-        async with httpx.AsyncClient(base_url=url, headers=headers, timeout=30, trust_env=False) as http:
-            yield Site(http, settings)
-        stop.set()
-
-
 @pytest.fixture
-async def site(redis_backend: RedisBackend, database_url: str) -> AsyncIterator[Site]:
-    async with running_site(redis_backend.url, database_url) as running:
+async def site(redis_backend: RedisBackend, database_url: str) -> AsyncIterator[School]:
+    async with whole_site(redis_backend.url, database_url, School) as running:
         await running.call("PUT", "/v1/products/practice-pack", 200, PRODUCT_BODY)
         await running.call("PUT", "/v1/codes/SCHOOL10", 200, CODE_BODY)
         yield running
 
 
-async def test_a_school_code_is_redeemed_for_real(site: Site) -> None:
+async def test_a_school_code_is_redeemed_for_real(site: School) -> None:
     checkout = await site.check_out("k1")
     assert (checkout["amount_minor"], checkout["discount_minor"], checkout["currency"]) == (4500, 499, "GBP")
     assert checkout["session_expires_at"] < checkout["expires_at"]
@@ -137,7 +86,7 @@ async def test_a_school_code_is_redeemed_for_real(site: Site) -> None:
     order = await site.call("GET", f"/v1/orders/{checkout['order_id']}", 200)
     assert (order["status"], order["period"], order["code"]) == ("pending", checkout["period"], "SCHOOL10")
     await site.call("POST", f"/sandbox/sessions/{checkout['session_id']}/pay", 200)
-    order = await site.order(checkout["order_id"], "paid")
+    order = await site.order(checkout["order_id"], until="paid")
     assert [(p["provider"], p["amount_minor"], p["status"]) for p in order["payments"]] == [("stripe", 4500, "kept")]
     assert [entry["event"] for entry in order["history"]] == ["created", "session_opened", "paid"]
     usage = (await site.call("GET", "/v1/codes/school10", 200))["usage"]
@@ -151,7 +100,7 @@ async def test_a_school_code_is_redeemed_for_real(site: Site) -> None:
     await database.dispose()
 
 
-async def test_the_last_place_goes_to_one_and_comes_back_when_it_is_left(site: Site) -> None:
+async def test_the_last_place_goes_to_one_and_comes_back_when_it_is_left(site: School) -> None:
     first, second = await site.check_out("k1"), await site.check_out("k2", customer="student-2")
     refused = await site.check_out("k3", 409, customer="student-3")
     assert refused["error"]["code"] == "all_reserved"
@@ -159,15 +108,15 @@ async def test_the_last_place_goes_to_one_and_comes_back_when_it_is_left(site: S
     assert refused["error"]["retry_at"] == min(first["expires_at"], second["expires_at"])
     assert refused["error"]["promotion_code"] == "SCHOOL10"
     await site.call("POST", f"/sandbox/sessions/{first['session_id']}/expire", 200)
-    assert (await site.order(first["order_id"], "cancelled"))["payments"] == []
+    assert (await site.order(first["order_id"], until="cancelled"))["payments"] == []
     third = await site.check_out("k3", customer="student-3")
     for checkout in (second, third):
         await site.call("POST", f"/sandbox/sessions/{checkout['session_id']}/pay", 200)
-        await site.order(checkout["order_id"], "paid")
+        await site.order(checkout["order_id"], until="paid")
     assert (await site.check_out("k4", 409, customer="student-4"))["error"]["code"] == "sold_out"
 
 
-async def test_a_provider_error_is_502_with_the_units_back_and_a_time_out_504_with_them_held(site: Site) -> None:
+async def test_a_provider_error_is_502_with_the_units_back_and_a_time_out_504_with_them_held(site: School) -> None:
     await site.call("POST", "/sandbox/faults", 200, {"target": "stripe", "kind": "error", "count": 1})
     assert (await site.check_out("k1", 502))["error"]["code"] == "payment_provider_error"
     assert (await site.call("GET", "/v1/codes/SCHOOL10/usage", 200))["reserved"] == 0
@@ -179,10 +128,10 @@ async def test_a_provider_error_is_502_with_the_units_back_and_a_time_out_504_wi
     assert calls[-1]["idempotency_key"] == calls[-2]["idempotency_key"] != calls[-3]["idempotency_key"]
     assert calls[-1]["params"] == calls[-2]["params"]
     await site.call("POST", f"/sandbox/sessions/{checkout['session_id']}/pay", 200)
-    await site.order(checkout["order_id"], "paid")
+    await site.order(checkout["order_id"], until="paid")
 
 
-async def test_an_outside_program_signs_events_itself(site: Site) -> None:
+async def test_an_outside_program_signs_events_itself(site: School) -> None:
     checkout = await site.check_out("k1")
     paid = paid_event(checkout["session_id"], "evt_1")
     now_s = int(time.time())
@@ -194,7 +143,7 @@ async def test_an_outside_program_signs_events_itself(site: Site) -> None:
     assert unsigned["status"] == "pending"
     answers = await asyncio.gather(*(site.deliver(paid, now_s + shift) for shift in (-270, 0, 270)))
     assert [(answer.status_code, answer.json()) for answer in answers] == [(200, {"received": True})] * 3
-    order = await site.order(checkout["order_id"], "paid")
+    order = await site.order(checkout["order_id"], until="paid")
     assert len(order["payments"]) == 1
     foreign = {"id": "evt_2", "object": "event", "type": "invoice.paid", "data": {"object": {"id": "in_1"}}}
     assert (await site.deliver(foreign)).status_code == 200
@@ -204,32 +153,32 @@ async def test_an_outside_program_signs_events_itself(site: Site) -> None:
     assert (refused.status_code, refused.headers["retry-after"]) == (503, "2")
 
 
-async def test_a_free_checkout_needs_no_provider_and_a_full_price_one_no_reservation(site: Site) -> None:
+async def test_a_free_checkout_needs_no_provider_and_a_full_price_one_no_reservation(site: School) -> None:
     await site.call("PUT", "/v1/codes/FREE", 200, CODE_BODY | {"discount": {"percent_off": 100}})
     free = await site.check_out("k1", code="FREE")
     assert (free["amount_minor"], free["discount_minor"], free["checkout_url"]) == (0, 4999, None)
     assert (free["session_id"], free["session_expires_at"]) == (None, None)
-    await site.order(free["order_id"], "paid")
+    await site.order(free["order_id"], until="paid")
     full = await site.check_out("k2", code=None)
     assert (full["amount_minor"], full["reservation_id"], full["expires_at"]) == (4999, None, None)
     assert (full["period"], full["session_expires_at"]) == (None, None)
     await site.call("POST", f"/sandbox/sessions/{full['session_id']}/pay", 200)
-    order = await site.order(full["order_id"], "paid")
+    order = await site.order(full["order_id"], until="paid")
     assert (order["lines"][0]["name"], order["reservation_id"]) == ("Practice pack", None)
     listed = await site.call("GET", "/v1/orders?status=paid&customer=student-1", 200)
     assert [o["id"] for o in listed["orders"]] == [free["order_id"], full["order_id"]]
 
 
-async def test_the_test_clock_carries_everything_over_the_turn_of_a_period(site: Site) -> None:
+async def test_the_test_clock_carries_everything_over_the_turn_of_a_period(site: School) -> None:
     before = await site.check_out("k1")
     await site.call("POST", "/sandbox/clock", 200, {"advance_seconds": 366 * 24 * 3600})
-    assert (await site.order(before["order_id"], "cancelled"))["late"] is False
+    assert (await site.order(before["order_id"], until="cancelled"))["late"] is False
     after = await site.check_out("k2")
     assert int(after["period"][:4]) == int(before["period"][:4]) + 1
     assert after["session_expires_at"] > before["expires_at"]
     # Signed by the machine's clock, as an outside program would, or by the sandbox's: both are taken.
     assert (await site.deliver(paid_event(after["session_id"], "evt_1"))).status_code == 200
-    assert (await site.order(after["order_id"], "paid"))["period"] == after["period"]
+    assert (await site.order(after["order_id"], until="paid"))["period"] == after["period"]
     past = await site.call("GET", f"/v1/codes/SCHOOL10/usage?period={before['period']}", 200)
     assert (past["completed"], past["reserved"]) == (0, 0)
 
@@ -261,7 +210,7 @@ async def test_the_test_clock_carries_everything_over_the_turn_of_a_period(site:
     ],
 )
 async def test_bad_checkouts_get_the_contracts_error_and_hold_nothing(
-    shared_site: Site, changes: dict[str, Any], status: int, code: str
+    shared_site: School, changes: dict[str, Any], status: int, code: str
 ) -> None:
     refused = await shared_site.check_out("bad", status, **changes)
     assert refused["error"]["code"] == code
@@ -297,7 +246,7 @@ async def test_bad_checkouts_get_the_contracts_error_and_hold_nothing(
     ],
 )
 async def test_bad_definitions_get_the_contracts_error_and_define_nothing(
-    shared_site: Site, path: str, body: dict[str, Any]
+    shared_site: School, path: str, body: dict[str, Any]
 ) -> None:
     refused = await shared_site.call("PUT", path, 422, body)
     assert refused["error"]["code"] == "invalid"
@@ -309,13 +258,13 @@ async def test_bad_definitions_get_the_contracts_error_and_define_nothing(
 @pytest.fixture(scope="module")
 async def shared_site(
     postgres_server: Any, database_template: str, tmp_path_factory: pytest.TempPathFactory
-) -> AsyncIterator[Site]:
+) -> AsyncIterator[School]:
     """One site for the tests that change nothing."""
     name = "shared_site"
     with postgres_server.connect() as connection:
         connection.execute(f"CREATE DATABASE {name} TEMPLATE {database_template}")
     url = f"fakeredis://{tmp_path_factory.mktemp('shared').name}"
-    async with running_site(url, postgres_server.url_of(name)) as running:
+    async with whole_site(url, postgres_server.url_of(name), School) as running:
         await running.call("PUT", "/v1/products/practice-pack", 200, PRODUCT_BODY)
         await running.call("PUT", "/v1/codes/SCHOOL10", 200, CODE_BODY)
         yield running
