@@ -21,6 +21,7 @@ from api.authentication import DEV_KEY
 from api.roles import run_persister, run_worker
 from engine.settings import Settings
 from persistence.database import create_engine_from
+from tests.documented import only_documented_requests
 from tests.loopback import listening_socket, served
 
 STRIPE_SECRET = "whsec_of_an_outside_program"
@@ -33,6 +34,8 @@ class WholeSite:
 
     http: httpx.AsyncClient
     settings: Settings
+    asked: list[str]
+    """Requests to the providers, each of them held against what is documented."""
 
     async def call(self, method: str, path: str, status: int, body: Any = None, key: str | None = None) -> Any:
         """A call that is answered with this status."""
@@ -161,7 +164,8 @@ async def whole_site(
         roles.create_task(run_worker(settings, stop))
         headers = {"Authorization": f"Bearer {DEV_KEY}"}
         async with httpx.AsyncClient(base_url=url, headers=headers, timeout=30, trust_env=False) as http:
-            yield kind(http, settings)
+            with only_documented_requests() as asked:
+                yield kind(http, settings, asked)
         stop.set()
 
 

@@ -39,6 +39,9 @@ async def test_paid_through_one_provider_while_a_session_of_the_other_expires_a_
     assert paid["order_id"] == abandoned["order_id"]
     assert paid["reservation_id"] == abandoned["reservation_id"]
     assert paid["session_expires_at"] is None
+    # What was held against the providers' documentation.
+    for asked in ("stripe/v1/checkout/sessions", "paystack/transaction/initialize"):
+        assert f"POST /sandbox/{asked}" in site.asked
     await site.act(paid["session_id"], "pay")
     await site.order(paid["order_id"], until="paid")
     await site.advance(DAY)
