@@ -112,7 +112,14 @@ def build_services(settings: Settings) -> Services:
     payments, offered = _payments(settings), _offered(settings)
     attempts = PostgresAttempts(database, settings.prefix, settings.mismatched_payment)
     held = CodeReservations(settings, engine, ReservationRepository(database), catalogue, definitions)
-    paying = Paying(held=held, orders=orders, attempts=attempts, payments=payments, settlements=settlement)
+    paying = Paying(
+        held=held,
+        orders=orders,
+        attempts=attempts,
+        payments=payments,
+        settlements=settlement,
+        most_attempts=settings.checkout_attempts,
+    )
     return Services(
         foundation=foundation,
         keys=KeyRing(KeyRepository(database).find, dev=settings.sandbox),
@@ -124,10 +131,8 @@ def build_services(settings: Settings) -> Services:
         checkout=CheckoutService(
             held=held,
             orders=orders,
-            attempts=attempts,
             paying=paying,
             offered=offered,
-            most_attempts=settings.checkout_attempts,
         ),
         acts=OrderActs(orders, paying, held, settlement),
         refunds=RefundService(PostgresRefunds(database), payments, settings.refund_claim_seconds),

@@ -24,11 +24,12 @@ from engine.identifiers import derived_id, new_id
 from engine.money import check_payable
 from engine.orders import Asked, Attempt, Order, Placed, Placement
 from engine.paying import Paying, Wish
-from engine.ports import AttemptStore, OrderStore
+from engine.ports import OrderStore
 from engine.pricing import Priced, WantedLine, price
 
 log = structlog.get_logger(__name__)
 
+_OVER: Final = (AttemptStatus.EXPIRED, AttemptStatus.FAILED)
 MOST_RESERVATIONS_TAKEN_OVER: Final = 4
 """Of the same customer's reservations that stand in the way of one checkout, how many it ends before it gives up."""
 
@@ -74,8 +75,7 @@ class CheckoutAnswer:
 class CheckoutService:
     """Checks out lines of products, with or without a code.
 
-    ``offered`` are the providers that this deployment can be paid through; ``most_attempts`` bounds the sessions that
-    one reservation is paid in, one after the other.
+    ``offered`` are the providers that this deployment can be paid through.
     """
 
     def __init__(
@@ -83,17 +83,13 @@ class CheckoutService:
         *,
         held: CodeReservations,
         orders: OrderStore,
-        attempts: AttemptStore,
         paying: Paying,
         offered: frozenset[Provider],
-        most_attempts: int,
     ) -> None:
         self._held = held
         self._orders = orders
-        self._attempts = attempts
         self._paying = paying
         self._offered = offered
-        self._most_attempts = most_attempts
         self._running: set[asyncio.Task[CheckoutAnswer]] = set()
         self._turns: dict[str, tuple[asyncio.Lock, int]] = {}
 
@@ -179,12 +175,12 @@ class CheckoutService:
             try:
                 return await self._prepare(request, order_id)
             except Refused as refused:
-                taken_over = await self._take_over(request, refused)
+                taken_over = await self._take_over(request, order_id, refused)
                 if taken_over is not None:
                     return taken_over
         raise NotReady("The customer's reservations change all the time; try again.")
 
-    async def _take_over(self, request: CheckoutRequest, refused: Refused) -> Placed | None:
+    async def _take_over(self, request: CheckoutRequest, order_id: str, refused: Refused) -> Placed | None:
         """Go on with the reservation by which a customer's own limit is reached, or end it.
 
         The same lines: its order, with a fresh attempt. Other lines: it is closed and released. None when the way is
@@ -196,25 +192,27 @@ class CheckoutService:
         placed = await self._orders.find_by_reservation(request.tenant, held_by)
         if placed is None or placed.order.customer != request.customer:
             raise refused
+        if placed.order.id == order_id:
+            raise NotReady("This checkout is under way in another process; try again.")
         async with self._turn_of(placed.order.id):
             placed = await self._paying.find(placed.order)
-            if placed.order.reservation_id != held_by or placed.order.withdrawn:
+            if placed.order.reservation_id != held_by:
                 return None
             if placed.order.status not in (OrderStatus.PENDING, OrderStatus.CANCELLED):
                 raise refused
-            if _is_for_the_same(request, placed.order):
-                return await self._renew(request, placed, held_by, refused)
-            if not await self._paying.give_up(placed):
+            # With no session to go on with, what it left held is free.
+            is_over = placed.order.withdrawn or (placed.attempt is not None and placed.attempt.status in _OVER)
+            if not is_over and placed.attempt is not None and _is_for_the_same(request, placed.order):
+                return await self._renew(request, placed, refused)
+            if not is_over and not await self._paying.give_up(placed):
                 raise refused
         await self._held.give_back(request.tenant, held_by)
         log.info("reservation_given_up", order=placed.order.id, reservation=held_by)
         return None
 
-    async def _renew(
-        self, request: CheckoutRequest, placed: Placed, reservation_id: str, refused: Refused
-    ) -> Placed | None:
-        if await self._attempts.count_on(request.tenant, reservation_id) >= self._most_attempts:
-            refused.details["attempts"] = self._most_attempts
+    async def _renew(self, request: CheckoutRequest, placed: Placed, refused: Refused) -> Placed | None:
+        if not await self._paying.has_attempts_left(placed.order):
+            refused.details["attempts_left"] = 0
             raise refused
         check_payable(placed.order.amount_minor, placed.order.currency, request.provider)
         key = request.idempotency_key

@@ -112,6 +112,9 @@ class CodeReservations:
             return
         try:
             await self._reservations.release(tenant, reservation_id)
+        except IllegalTransition:
+            # Sold and cancelled since: its units are not held.
+            return
         except (Unavailable, Unknown) as error:
             log.warning("release_left_to_expiry", reservation=reservation_id, reason=error.code)
 
@@ -125,6 +128,12 @@ class CodeReservations:
     async def is_alive(self, tenant: str, reservation_id: str) -> bool:
         """Whether a reservation still holds units that nobody has bought."""
         return (await self._reservations.read(tenant, reservation_id)).alive
+
+    async def is_sold(self, tenant: str, reservation_id: str | None) -> bool:
+        """Whether a reservation was completed, though its order may not know it yet."""
+        if reservation_id is None:
+            return False
+        return (await self._reservations.read(tenant, reservation_id)).status is ReservationStatus.COMPLETED
 
     async def seconds_left(self, tenant: str, end_s: int) -> int:
         """How long, on the scripts' clock, until this second."""

@@ -107,6 +107,8 @@ class OrderEvent(StrEnum):
     REFUND_PENDING = "refund_pending"
     REFUNDED = "refunded"
     REFUND_FAILED = "refund_failed"
+    REFUND_TOTAL = "refund_total"
+    """The provider says how much went back in all, and no refund of its own has told of it yet."""
     DISPUTED = "disputed"
 
 

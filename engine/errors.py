@@ -116,9 +116,17 @@ class CodeNotApplicable(LastportionError):
 
 
 class ProviderError(LastportionError):
-    """The payment provider refused; the units were given back."""
+    """The payment provider refused; the units were given back.
+
+    ``is_final``: it looked at what was asked and said no. Otherwise it, or the way to it, is out of order just now, and
+    that says nothing of what an earlier call did.
+    """
 
     code = "payment_provider_error"
+
+    def __init__(self, message: str = "", *, is_final: bool = True, **details: Any) -> None:
+        super().__init__(message, **details)
+        self.is_final = is_final
 
 
 class AlreadyRefunded(ProviderError):

@@ -9,14 +9,15 @@ import structlog
 
 from engine.code_reservations import CodeReservations
 from engine.domain import OrderStatus, ReservationStatus
-from engine.errors import IllegalTransition, Unknown
-from engine.orders import Placed
+from engine.errors import IllegalTransition, NotReady, ProviderError, ProviderTimeout, Unknown
+from engine.orders import Placed, Withdrawal
 from engine.paying import Paying
 from engine.ports import OrderStore
 from engine.settlement import SettlementService
 
 log = structlog.get_logger(__name__)
 
+MOST_TURNS: Final = 20
 LOOKS_FOR_EFFECT: Final = 20
 PAUSE_FOR_EFFECT_SECONDS: Final = 0.05
 """What is settled reaches the order with the persister's next batch, for which the caller waits a second at most."""
@@ -49,33 +50,58 @@ class OrderActs:
 
         ``restock`` puts the units of a paid order back on sale; those of an unpaid one always go back. A payment that
         comes all the same, where the provider can't close its session, is refunded. Raises ``Unknown``,
-        ``ProviderError`` and ``ProviderTimeout`` (its session may be open still; nothing was changed) and
+        ``ProviderError`` and ``ProviderTimeout`` (its session may be open still; the order is as it was) and
         ``Unavailable``.
         """
-        placed = await self._found(tenant, order_id)
-        if placed.order.status in _UNPAID:
-            if placed.order.withdrawn or await self._withdraw(placed):
-                return
-            # Paid while we looked; that is settled by now.
+        for _ in range(MOST_TURNS):
             placed = await self._found(tenant, order_id)
-        if placed.order.status is OrderStatus.REFUNDED and placed.order.reservation_id is None:
-            return
-        await self._take_back(placed, restock=restock)
+            if placed.order.status not in _UNPAID:
+                await self._take_back(placed, restock=restock)
+                return await self._wait_for_effect(tenant, order_id)
+            if await self._withdraw(placed):
+                return None
+            # Paid or opened anew while we looked; what was paid is on its way to the order.
+            await self._settlements.apply_waiting_of(order_id)
+            if await self._held.is_sold(tenant, placed.order.reservation_id):
+                await self._take_back(placed, restock=restock)
+                return await self._wait_for_effect(tenant, order_id)
+            await asyncio.sleep(PAUSE_FOR_EFFECT_SECONDS)
+        raise NotReady("The order is being paid at this moment; try again.")
+
+    async def _withdraw(self, placed: Placed) -> bool:
+        """Cancel an unpaid order; False when it turned out to be paid, or to be on offer again."""
+        order = placed.order
+        # Money of a delayed method that is on its way can't be stopped; it goes back when it comes.
+        withdrawal = await self._orders.withdraw(order.tenant, order.id)
+        if withdrawal is Withdrawal.ON_OFFER and await self._close_session(placed):
+            withdrawal = await self._orders.withdraw(order.tenant, order.id)
+        if withdrawal is not Withdrawal.DONE:
+            return False
+        # Again, too, where a call before this one died here.
+        await self._held.give_back(order.tenant, order.reservation_id)
+        log.info("order_withdrawn", order=order.id, reservation=order.reservation_id)
+        return True
+
+    async def _close_session(self, placed: Placed) -> bool:
+        try:
+            return await self._paying.give_up(placed)
+        except ProviderError as error:
+            raise ProviderError(
+                "The payment provider did not close the order's session, so it was not cancelled. Ask again.",
+                is_final=error.is_final,
+                **error.details,
+            ) from error
+        except ProviderTimeout as error:
+            raise ProviderTimeout(
+                "Whether the payment provider closed the order's session is not known, so it was not cancelled. "
+                "Ask again."
+            ) from error
+
+    async def _wait_for_effect(self, tenant: str, order_id: str) -> None:
         for _ in range(LOOKS_FOR_EFFECT):
             if (await self._found(tenant, order_id)).order.status in _TAKEN_BACK:
                 return
             await asyncio.sleep(PAUSE_FOR_EFFECT_SECONDS)
-
-    async def _withdraw(self, placed: Placed) -> bool:
-        """Cancel an unpaid order; False when it turned out to be paid."""
-        order = placed.order
-        if not await self._paying.give_up(placed):
-            return False
-        if not await self._orders.withdraw(order.tenant, order.id):
-            return False
-        await self._held.give_back(order.tenant, order.reservation_id)
-        log.info("order_withdrawn", order=order.id, reservation=order.reservation_id)
-        return True
 
     async def _take_back(self, placed: Placed, *, restock: bool) -> None:
         order = placed.order

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
+from enum import StrEnum
 
 from engine.domain import (
     AttemptStatus,
@@ -73,6 +74,16 @@ class Asked:
 
     idempotency_key: str
     fingerprint: str
+
+
+class Withdrawal(StrEnum):
+    """What came of taking an unpaid order back."""
+
+    DONE = "done"
+    """It is withdrawn, or was cancelled before."""
+    PAID = "paid"
+    ON_OFFER = "on_offer"
+    """A session of it can be paid still: another call has opened one."""
 
 
 @dataclass(frozen=True, slots=True)

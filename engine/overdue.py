@@ -123,13 +123,18 @@ class OverdueAttempts:
             # It may never have been sent; what the provider does not know was not.
             try:
                 return await port.look_up(frozen.reference)
-            except ProviderError:
+            except ProviderError as error:
+                if not error.is_final:
+                    raise
                 return None
         if frozen.expires_at_s is None:
             # Without an end of its own a repeat might open a session, a day later, that nobody waits for.
             return None
         try:
             opened = await port.open(frozen)
-        except ProviderError:
+        except ProviderError as error:
+            if not error.is_final:
+                # Out of order at this moment, which says nothing of the session.
+                raise
             return None
         return await port.look_up(opened.id)

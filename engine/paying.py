@@ -15,7 +15,7 @@ import structlog
 
 from engine.code_reservations import CodeReservations, Holder
 from engine.domain import AttemptStatus, OrderStatus, Provider, Reservation
-from engine.errors import NotReady, ProviderError, ProviderTimeout, SessionLost
+from engine.errors import IllegalTransition, NotReady, ProviderError, ProviderTimeout, SessionLost
 from engine.orders import Asked, Attempt, Order, Placed
 from engine.payments.port import (
     ExpireOutcome,
@@ -63,12 +63,15 @@ class Paying:
         attempts: AttemptStore,
         payments: PaymentPorts,
         settlements: SettlementService,
+        most_attempts: int,
     ) -> None:
+        """``most_attempts`` bounds the sessions that one reservation is paid in, each of which extends its life."""
         self._held = held
         self._orders = orders
         self._attempts = attempts
         self._payments = payments
         self._settlements = settlements
+        self._most_attempts = most_attempts
 
     def first_attempt(
         self, order: Order, lines: Sequence[PricedLine], reservation: Reservation | None
@@ -97,7 +100,8 @@ class Paying:
         """Bring an order to the state in which its buyer can be answered.
 
         ``is_new`` says that nobody can have spoken to the provider about it yet. Raises ``ProviderError`` (units given
-        back), ``ProviderTimeout`` (still held: repeat), ``Refused`` and ``Unavailable``.
+        back), ``ProviderTimeout`` (still held: repeat), ``Refused``, ``IllegalTransition`` (its seller cancelled it)
+        and ``Unavailable``.
         """
         order, is_fresh = placed.order, is_new
         for _ in range(MOST_ATTEMPTS_IN_ONE_CALL * 2):
@@ -105,14 +109,14 @@ class Paying:
             if attempt is None:
                 await self._settlements.apply_waiting_of(order.id)
                 return placed
+            if placed.order.withdrawn:
+                raise IllegalTransition(placed.order.status.value, "The order was cancelled by its seller.")
             if _is_answered(placed.order, attempt):
                 return placed
             if attempt.status in _OVER:
                 is_fresh = await self._start_anew(placed.order, attempt.frozen)
             elif attempt.status is AttemptStatus.CLOSING:
-                is_fresh = await self.renew(placed, wish_of(attempt.frozen)) is not None
-                if not is_fresh:
-                    await self._attempts.end(attempt.frozen)
+                is_fresh = await self._renew_within_bounds(placed) is not None
             elif not is_fresh and await self._held.is_over(order.tenant, attempt.frozen.reservation_id):
                 # Nobody was told of its session, so nobody can pay for it.
                 await self._close(attempt.frozen, "lapsed")
@@ -130,28 +134,38 @@ class Paying:
         quicker. Raises ``ProviderError`` and ``ProviderTimeout``, after which a repeat goes on here.
         """
         order, attempt = placed.order, placed.attempt
-        if attempt is None or order.reservation_id is None or not await self._end_session(attempt):
+        if attempt is None or not await self._end_session(attempt):
             return None
-        extended = await self._held.extend(order.tenant, order.reservation_id)
-        if extended is None:
-            return None
-        reservation, ends_s = extended
+        reservation, ends_s = None, None
+        if order.reservation_id is not None:
+            extended = await self._held.extend(order.tenant, order.reservation_id)
+            if extended is None:
+                await self._attempts.end(attempt.frozen)
+                return None
+            reservation, ends_s = extended
         frozen = self._next(attempt.frozen, wish, reservation, ends_s)
         if not await self._attempts.start(frozen, reservation, wish.asked):
+            await self._attempts.end(attempt.frozen)
             return None
-        log.info("attempt_renewed", order=order.id, attempt=frozen.number, reservation=reservation.id)
+        log.info("attempt_renewed", order=order.id, attempt=frozen.number, reservation=frozen.reservation_id)
         return await self.find(order)
+
+    async def has_attempts_left(self, order: Order) -> bool:
+        """Whether an order's present reservation, or an order without one, may be paid in one more session."""
+        return await self._attempts.count_on(order.id, order.reservation_id) < self._most_attempts
 
     async def give_up(self, placed: Placed) -> bool:
         """End an unpaid order's session, so that nothing of it can be paid; False when it was paid, or is about to be.
 
-        Its units are the caller's to give back. Raises ``ProviderError`` and ``ProviderTimeout``: then it may be
-        payable still.
+        Its units are the caller's to give back. What was paid meanwhile is settled, as far as it can be. Raises
+        ``ProviderError`` and ``ProviderTimeout``: then it may be payable still.
         """
         attempt = placed.attempt
-        if attempt is None or attempt.status in _OVER:
+        if attempt is not None and attempt.status in _OVER:
             return placed.order.status in (OrderStatus.PENDING, OrderStatus.CANCELLED)
-        if not await self._end_session(attempt):
+        if attempt is None or not await self._end_session(attempt):
+            # A total of zero is paid from the start, and waits at most for being settled.
+            await self._settlements.apply_waiting_of(placed.order.id)
             return False
         await self._attempts.end(attempt.frozen)
         return True
@@ -195,7 +209,12 @@ class Paying:
         # Known before it is closed, so that what is told of it now finds this attempt.
         if not await self._attempts.close(frozen, session_id):
             return False
-        if await port.expire(session_id) is not ExpireOutcome.COMPLETE:
+        try:
+            outcome = await port.expire(session_id)
+        except ProviderError as error:
+            sentence = "The payment provider did not close the session that is open, which can still be paid."
+            raise ProviderError(sentence, is_final=error.is_final, **error.details) from error
+        if outcome is not ExpireOutcome.COMPLETE:
             return True
         await self._settlements.receive(attempt.provider, event_from(await port.look_up(session_id)))
         return False
@@ -209,7 +228,10 @@ class Paying:
             return (await port.open(frozen)).id
         except SessionLost:
             return frozen.reference
-        except ProviderError:
+        except ProviderError as error:
+            if not error.is_final:
+                # It says nothing of the session that an earlier call may have made.
+                raise ProviderTimeout from error
             return None
 
     async def _open(self, order: Order, frozen: FrozenAttempt, *, is_fresh: bool) -> None:
@@ -222,7 +244,10 @@ class Paying:
                 session = await port.look_up(session.id)
         except SessionLost:
             await self._replace_lost(order, frozen)
-        except ProviderError:
+        except ProviderError as error:
+            if not is_fresh and not error.is_final:
+                # It says nothing of the session that an earlier call may have made.
+                raise ProviderTimeout from error
             # Too little life left for a session, and none was made before: then a new attempt begins.
             late = STRIPE_MINIMUM_SESSION_SECONDS + SESSION_HEADROOM_SECONDS
             is_too_late = not is_fresh and await self._is_past(frozen, late)
@@ -238,16 +263,31 @@ class Paying:
 
     async def _replace_lost(self, order: Order, frozen: FrozenAttempt) -> None:
         """The answer that said where to pay is lost for good: another attempt on the same units takes its place."""
+        placed = await self.find(order)
+        attempt = placed.attempt
+        if attempt is None or attempt.frozen.number != frozen.number or attempt.status is not AttemptStatus.FROZEN:
+            # The call that got the answer was a twin's, and has noted it by now.
+            return
         log.warning("session_address_lost", order=frozen.order_id, attempt=frozen.number)
-        if frozen.reservation_id is None:
-            await self._attempts.fail(frozen, "address_lost")
-        elif await self.renew(Placed(order, Attempt(frozen, frozen.provider)), wish_of(frozen)) is None:
-            await self._attempts.end(frozen)
+        await self._renew_within_bounds(placed)
+
+    async def _renew_within_bounds(self, placed: Placed) -> Placed | None:
+        """Renew an attempt on the same terms. Raises ``ProviderTimeout`` when there were as many as there may be."""
+        attempt = placed.attempt
+        if attempt is None or not await self.has_attempts_left(placed.order):
+            raise ProviderTimeout
+        return await self.renew(placed, wish_of(attempt.frozen))
 
     async def _note(self, port: PaymentPort, frozen: FrozenAttempt, session: Session) -> None:
         if session.state is SessionState.EXPIRED:
             await self._close(frozen, "session_expired")
             return
+        if not _is_as_asked(frozen, session):
+            # Nobody is sent to pay something else than was agreed.
+            log.error("session_differs", order=frozen.order_id, attempt=frozen.number, session=session.id)
+            await port.expire(session.id)
+            await self._close(frozen, "session_differs")
+            raise ProviderError(provider_code="session_differs")
         matched = await self._attempts.attach(frozen, session)
         if matched is None:
             # Another call gave this attempt up meanwhile; nobody may pay for what is no longer held.
@@ -309,6 +349,12 @@ class Paying:
             if present.order.reservation_id != frozen.reservation_id:
                 await self._held.give_back(frozen.tenant, frozen.reservation_id)
         return is_ours
+
+
+def _is_as_asked(frozen: FrozenAttempt, session: Session) -> bool:
+    """Whether a session that was just opened is what its attempt asked for, and can be gone to."""
+    money = (session.amount_minor, session.currency.upper()) == (frozen.amount_minor, frozen.currency.upper())
+    return money and (session.url is None or session.url.startswith(("https://", "http://")))
 
 
 def wish_of(frozen: FrozenAttempt) -> Wish:

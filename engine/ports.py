@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from engine.domain import OrderStatus, Provider, Reservation, SettlementKind
-from engine.orders import Asked, Attempt, OrderFilter, OrderStory, Placed, Placement, StoredSettlement
+from engine.orders import Asked, Attempt, OrderFilter, OrderStory, Placed, Placement, StoredSettlement, Withdrawal
 from engine.payments.port import FrozenAttempt, ProviderEvent, Session
 
 
@@ -32,11 +32,8 @@ class OrderStore(Protocol):
         """Have a paid order confirmed; the status that it had before, None when there is no such order."""
         ...
 
-    async def withdraw(self, tenant: str, order_id: str) -> bool:
-        """Cancel an order that nobody has paid, so that a payment that comes all the same goes back.
-
-        False when it was paid meanwhile.
-        """
+    async def withdraw(self, tenant: str, order_id: str) -> Withdrawal:
+        """Cancel an order that nobody has paid, so that a payment that comes all the same goes back."""
         ...
 
     async def cancel_unreserved(self, tenant: str, order_id: str) -> bool:
@@ -62,8 +59,8 @@ class AttemptStore(Protocol):
         """
         ...
 
-    async def count_on(self, tenant: str, reservation_id: str) -> int:
-        """How many attempts a reservation has had."""
+    async def count_on(self, order_id: str, reservation_id: str | None) -> int:
+        """How many attempts an order has had on this reservation, or on none."""
         ...
 
     async def attach(self, attempt: FrozenAttempt, session: Session) -> int | None:

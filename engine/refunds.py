@@ -72,11 +72,13 @@ class RefundStore(Protocol):
         """Nothing of the payment is left at the provider: the refund is done, whoever made it."""
         ...
 
-    async def put_back(self, claimed: ClaimedRefund, error: str, pause_seconds: int, *, is_certain: bool) -> None:
+    async def put_back(
+        self, claimed: ClaimedRefund, error: str, pause_seconds: int, *, is_refused: bool, may_have_acted: bool
+    ) -> None:
         """Give a claim up until later.
 
-        ``is_certain``: the provider did not act, so that nothing need be looked up; the next call is of a new round,
-        since under the old key the provider may say the same again without looking.
+        ``is_refused``: the next call has another key, since the provider would repeat its refusal under this one.
+        ``may_have_acted``: it is looked up before it is asked for again.
         """
         ...
 
@@ -164,19 +166,18 @@ class RefundService:
             if claimed.was_called and await self._was_made(port, claimed):
                 return True
         except (ProviderError, ProviderTimeout) as error:
-            await self._put_back(claimed, error, is_certain=False)
+            await self._put_back(claimed, error, is_refused=False)
             return isinstance(error, ProviderError)
         try:
             made = await port.refund(frozen)
         except AlreadyRefunded:
             await self._close_refunded(port, claimed)
         except ProviderError as error:
-            # A call before this one is over since long, and the look-up did not find that it did anything. Somebody
-            # may have sent a part back at the provider, so that less is left than we ask for.
+            # Somebody may have sent a part back at the provider, so that less is left than we ask for.
             await self._take_down(port, claimed)
-            await self._put_back(claimed, error, is_certain=True)
+            await self._put_back(claimed, error, is_refused=True, may_have_acted=not error.is_final)
         except ProviderTimeout as error:
-            await self._put_back(claimed, error, is_certain=False)
+            await self._put_back(claimed, error, is_refused=False)
             return False
         else:
             named = replace(made, marked_refund_id=frozen.id, marked_round=frozen.round)
@@ -211,8 +212,10 @@ class RefundService:
         else:
             await self._store.record(claimed.provider, claimed.frozen.payment_ref, found)
 
-    async def _put_back(self, claimed: ClaimedRefund, error: LastportionError, *, is_certain: bool) -> None:
+    async def _put_back(
+        self, claimed: ClaimedRefund, error: LastportionError, *, is_refused: bool, may_have_acted: bool = True
+    ) -> None:
         pause = min(LONGEST_PAUSE_SECONDS, SHORTEST_PAUSE_SECONDS * 2 ** min(claimed.tries - 1, 10))
         reason = str(error.details.get("provider_code") or error.code)
         log.warning("refund_waits", refund=claimed.frozen.id, order=claimed.frozen.order_id, reason=reason)
-        await self._store.put_back(claimed, reason, pause, is_certain=is_certain)
+        await self._store.put_back(claimed, reason, pause, is_refused=is_refused, may_have_acted=may_have_acted)

@@ -34,8 +34,10 @@ _ENTER = f"""
     where p.status = 'refund_owed'
 ), added as (
     insert into refunds (tenant, order_id, payment_id, cause, amount_minor, currency, status)
-    select tenant, order_id, id, cause, left_minor, currency, 'owed' from owing where left_minor > 0
-    on conflict (payment_id) where cause <> 'requested' and status <> 'refunded' do nothing
+    select tenant, order_id, id, cause, left_minor, currency, 'owed' from owing o where left_minor > 0
+        -- Whoever owes has the payment locked, so what is owed by ourselves is entered once at a time.
+        and not exists (select from refunds f
+            where f.payment_id = o.id and f.cause <> 'requested' and f.status <> 'refunded')
     returning id, order_id, amount_minor, currency, cause
 )
 insert into order_history (order_id, event, details, settlement_id)
@@ -135,7 +137,7 @@ with {_NAMED}, news as (
         row_number() over (partition by r.refund_id order by
             case r.status when 'succeeded' then 0 when 'pending' then 1 else 2 end, r.ref) as rank
     from provider_refunds r join named p on r.provider = p.provider and r.payment_ref = p.ref
-    join refunds f on f.id = r.refund_id and f.payment_id = p.id and (f.round = r.round or r.status = 'succeeded')
+    join refunds f on f.id = r.refund_id and f.payment_id = p.id and (f.round = r.round or r.status <> 'failed')
 )
 update refunds f set
     status = case n.status when 'succeeded' then 'refunded' when 'pending' then 'pending' else 'owed' end,
@@ -148,7 +150,11 @@ update refunds f set
     last_error = case n.status when 'failed' then coalesce(n.reason, 'failed at the provider') end
 from news n
 where n.refund_id = f.id and n.rank = 1 and case n.status
-    when 'succeeded' then f.status <> 'refunded' when 'pending' then f.status in ('owed', 'requesting') else true end
+    when 'succeeded' then f.status <> 'refunded'
+    -- Done before, and what did it has failed since; unless it was closed because nothing was left.
+    when 'pending' then f.status in ('owed', 'requesting') or (f.status = 'refunded' and exists (
+        select from provider_refunds r where r.refund_id = f.id and r.status = 'failed'))
+    else true end
 """)
 
 # Somebody refunded at the provider what we owe, or a part of it: we owe the rest, the oldest first. What a worker has
@@ -224,6 +230,19 @@ left join refunds f on f.id = r.refund_id
 where not r.counted and p.order_id is not null
 on conflict (order_id, event, settlement_id) do nothing
 """)
+# Of what no refund of its own has told: some shops listen to totals only.
+_TELL_TOTALS = text(f"""
+with {_NAMED}
+insert into order_history (order_id, event, details, settlement_id)
+select p.order_id, 'refund_total',
+    jsonb_build_object('provider', t.provider, 'refunded_in_all_minor', t.total_minor, 'currency', t.currency),
+    'total:' || p.ref || ':' || t.total_minor
+from refund_totals t join named p on t.provider = p.provider and t.payment_ref = p.ref
+where not t.counted and p.order_id is not null and t.total_minor > (
+    select coalesce(sum(r.amount_minor), 0) from provider_refunds r
+    where r.provider = p.provider and r.payment_ref = p.ref and r.status = 'succeeded')
+on conflict (order_id, event, settlement_id) do nothing
+""")
 _TELL_DISPUTES = text(f"""
 with {_NAMED}
 insert into order_history (order_id, event, details, settlement_id)
@@ -247,6 +266,7 @@ from named p where r.provider = p.provider and r.payment_ref = p.ref and not r.c
 
 _COUNT: Final = (
     _TELL_REFUNDS,
+    _TELL_TOTALS,
     _TELL_DISPUTES,
     _COUNT_PAYMENTS,
     _FOLLOW,

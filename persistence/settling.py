@@ -8,7 +8,7 @@ without reservation by whoever settles it. A settlement takes effect once: only 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import orjson
@@ -17,7 +17,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from engine.domain import AttemptStatus, OrderEvent, OrderStatus, Outcome, PaymentStatus, RefundCause, SettlementKind
 from persistence.refunding import correct_mismatched, count_news, owe_all_of, owe_refunds
-from persistence.tables import Order, Payment, Settlement
+from persistence.tables import Order, Settlement
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,9 +42,11 @@ class Effect:
     event: OrderEvent | None = None
     owed: RefundCause | None = None
     """Why the payment has to go back, where it has to."""
+    yields: bool = False
+    """Whether the status stays while a session of the order is on offer: what ended was an earlier one."""
 
 
-_RELEASED = Effect(1, OrderStatus.CANCELLED, (OrderStatus.PENDING,), attempt=AttemptStatus.EXPIRED)
+_RELEASED = Effect(1, OrderStatus.CANCELLED, (OrderStatus.PENDING,), attempt=AttemptStatus.EXPIRED, yields=True)
 
 EFFECTS: Mapping[Outcome, Effect] = {
     Outcome.COMPLETED: Effect(
@@ -75,9 +77,7 @@ EFFECTS: Mapping[Outcome, Effect] = {
     ),
     Outcome.HELD: Effect(0, attempt=AttemptStatus.UNPAID, event=OrderEvent.PAYMENT_PENDING),
     Outcome.NOT_HELD: Effect(0, attempt=AttemptStatus.UNPAID, event=OrderEvent.PAYMENT_PENDING),
-    Outcome.RELEASED: Effect(
-        _RELEASED.rank, _RELEASED.status, _RELEASED.only_from, None, _RELEASED.attempt, OrderEvent.RELEASED
-    ),
+    Outcome.RELEASED: replace(_RELEASED, event=OrderEvent.RELEASED),
     Outcome.ALREADY_RELEASED: _RELEASED,
     Outcome.CANCELLED: Effect(
         3,
@@ -102,8 +102,10 @@ _LOCK_ORDERS = text("select from orders where id = any(:orders) order by id for 
 
 _SET_ORDERS = text("""
 update orders as o set status = n.status, late = o.late or n.late
-from json_to_recordset(cast(:rows as json)) as n(order_id text, status text, only_from text[], late boolean)
-where o.id = n.order_id and o.status = any(n.only_from)
+from json_to_recordset(cast(:rows as json))
+    as n(order_id text, status text, only_from text[], late boolean, yields boolean)
+where o.id = n.order_id and o.status = any(n.only_from) and not (n.yields and exists (
+    select from attempts a where a.order_id = o.id and a.status in ('frozen', 'open', 'unpaid')))
 """)
 
 _ADD_PAYMENTS = text("""
@@ -129,6 +131,11 @@ select n.order_id, n.event, n.details, n.settlement_id
 from json_to_recordset(cast(:rows as json)) as n(order_id text, event text, details jsonb, settlement_id text)
 join orders as o on o.id = n.order_id
 on conflict (order_id, event, settlement_id) do nothing
+""")
+
+_PAID_WITH = text("""
+select p.ref from payments p left join settlements s on s.id = p.settlement_id
+where p.order_id = :order and s.state is distinct from 'mismatched'
 """)
 
 # Cancelled by its seller before it was paid: what was bought after all is taken back like any cancelled order.
@@ -179,22 +186,20 @@ async def settle_order(connection: AsyncConnection, settlement_id: str) -> Outco
     status = await connection.scalar(select(Order.status).where(Order.id == settlement.order_id).with_for_update())
     if status is None:
         return None
-    kept = await connection.scalars(
-        select(Payment.ref).where(Payment.order_id == settlement.order_id, Payment.status == PaymentStatus.KEPT)
-    )
-    outcome = _outcome_of(OrderStatus(status), SettlementKind(settlement.kind), settlement.payment_ref, set(kept))
+    paid_with = await connection.scalars(_PAID_WITH, {"order": settlement.order_id})
+    outcome = _outcome_of(OrderStatus(status), SettlementKind(settlement.kind), settlement.payment_ref, set(paid_with))
     await apply_settlements(connection, [AppliedSettlement(settlement_id, outcome)])
     return outcome
 
 
-def _outcome_of(status: OrderStatus, kind: SettlementKind, payment_ref: str | None, kept: set[str]) -> Outcome:
-    never_paid = status is OrderStatus.PENDING or (status is OrderStatus.CANCELLED and not kept)
+def _outcome_of(status: OrderStatus, kind: SettlementKind, payment_ref: str | None, paid_with: set[str]) -> Outcome:
+    """``paid_with``: every payment that the order was ever paid with, whatever became of it since."""
     paid = status in (OrderStatus.PAID, OrderStatus.CONFIRMED)
     if kind is SettlementKind.COMPLETE:
-        if never_paid:
+        if not paid and not paid_with:
             return Outcome.COMPLETED
-        # What brings no payment, or the payment that is kept, says nothing new.
-        return Outcome.ALREADY_COMPLETED if not payment_ref or payment_ref in kept else Outcome.DUPLICATE_PAYMENT
+        # What brings no payment, or one that is known, says nothing new.
+        return Outcome.ALREADY_COMPLETED if not payment_ref or payment_ref in paid_with else Outcome.DUPLICATE_PAYMENT
     if kind is SettlementKind.CANCEL:
         otherwise = Outcome.ALREADY_CANCELLED if status is not OrderStatus.PENDING else Outcome.ILLEGAL_TRANSITION
         return Outcome.CANCELLED if paid else otherwise
@@ -227,7 +232,8 @@ async def _affect_orders(connection: AsyncConnection, marked: Sequence[Row[Any]]
             cancelled.append(row.order_id)
         if row.outcome == Outcome.COMPLETED:
             completed.append(_completed_row(row))
-        if effect.payment is not None and row.payment_ref and row.amount_minor is not None:
+        is_money = row.kind == SettlementKind.COMPLETE and row.payment_ref and row.amount_minor is not None
+        if effect.payment is not None and is_money:
             payments.append(_payment_row(row, effect.payment))
             if effect.owed is not None:
                 owed[row.provider, row.payment_ref] = effect.owed
@@ -237,9 +243,7 @@ async def _affect_orders(connection: AsyncConnection, marked: Sequence[Row[Any]]
                 attempts[session] = effect.attempt
         if effect.event is not None:
             history.append(_history_row(row, effect.event))
-    await _execute_many(connection, _SET_ORDERS, list(orders.values()))
-    await correct_mismatched(connection, payments)
-    await _execute_many(connection, _ADD_PAYMENTS, payments)
+    # Attempts first: what ended by this is not on offer any more.
     await _execute_many(
         connection,
         _SET_ATTEMPTS,
@@ -248,6 +252,9 @@ async def _affect_orders(connection: AsyncConnection, marked: Sequence[Row[Any]]
             for (provider, session_id), status in attempts.items()
         ],
     )
+    await _execute_many(connection, _SET_ORDERS, list(orders.values()))
+    await correct_mismatched(connection, payments)
+    await _execute_many(connection, _ADD_PAYMENTS, payments)
     await _execute_many(connection, _ADD_HISTORY, history)
     await owe_refunds(connection, owed)
     await owe_all_of(connection, cancelled, RefundCause.CANCELLED)
@@ -284,6 +291,7 @@ def _order_row(row: Row[Any], effect: Effect, before: Mapping[str, Any] | None) 
         "status": effect.status,
         "only_from": sorted(only_from),
         "late": late,
+        "yields": effect.yields,
     }
 
 

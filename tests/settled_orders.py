@@ -25,7 +25,7 @@ Step = tuple[SettlementKind, str | None, Outcome]
 
 @asynccontextmanager
 async def open_order(database_url: str) -> AsyncIterator[AsyncEngine]:
-    """A database with one order of 12.50, and the two sessions that were opened for it."""
+    """A database with one order of 12.50, a session on offer, and a further attempt that came to nothing."""
     engine = create_engine_from(Settings(database_url=database_url))
     async with engine.begin() as connection:
         await connection.execute(
@@ -39,9 +39,9 @@ async def open_order(database_url: str) -> AsyncIterator[AsyncEngine]:
             await connection.execute(
                 text(
                     "insert into attempts (order_id, number, provider, idempotency_key, parameters, status, session_id)"
-                    " values ('o1', :number, 'stripe', 'o1:' || :key, '{}', 'open', 'cs' || :key)"
+                    " values ('o1', :number, 'stripe', 'o1:' || :key, '{}', :status, 'cs' || :key)"
                 ),
-                {"number": number, "key": str(number)},
+                {"number": number, "key": str(number), "status": "open" if number == 1 else "failed"},
             )
     try:
         yield engine

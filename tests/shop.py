@@ -197,14 +197,19 @@ async def open_shop(redis_url: str, database_url: str, **changes: Any) -> AsyncI
     provider = ScriptedProvider(now_s=lambda: int(base_s[0]) + clock[0])
     paystack = ScriptedProvider(now_s=provider.now_s, sessions_end=False)
     payments: PaymentPorts = {Provider.STRIPE: provider, Provider.PAYSTACK: paystack}
-    paying = Paying(held=held, orders=orders, attempts=attempts, payments=payments, settlements=settlement)
-    checkout = CheckoutService(
+    paying = Paying(
         held=held,
         orders=orders,
         attempts=attempts,
+        payments=payments,
+        settlements=settlement,
+        most_attempts=settings.checkout_attempts,
+    )
+    checkout = CheckoutService(
+        held=held,
+        orders=orders,
         paying=paying,
         offered=frozenset(payments),
-        most_attempts=settings.checkout_attempts,
     )
     reading = create_redis(settings, blocking=True)
     await admission.ensure()

@@ -25,8 +25,8 @@ MARK_ROUND = "lastportion_round"
 """Keys of the metadata that say whose order, which attempt of it or which refund something at a provider is for."""
 
 _IDENTIFIER = re.compile(IDENTIFIER_PATTERN)
-_LARGEST = 2**63 - 1
-"""What a bigint of the database holds."""
+_LARGEST = 10**15
+"""More than any currency is paid in; the database adds such amounts up in a bigint."""
 
 
 def text_of(found: Mapping[str, Any], key: str, longest: int = LONGEST_NAME) -> str:

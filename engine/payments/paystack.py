@@ -36,7 +36,7 @@ from engine.payments.port import (
     Session,
     SessionState,
 )
-from engine.payments.sending import NEVER_SENT
+from engine.payments.sending import NEVER_SENT, is_final_status
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping
@@ -258,7 +258,7 @@ class PaystackPayments:
             log.warning(
                 "paystack_refused" if certain else "paystack_answer_unknown", verb=verb, cause=type(error).__name__
             )
-            raise (ProviderError() if certain else ProviderTimeout()) from error
+            raise (ProviderError(is_final=False) if certain else ProviderTimeout()) from error
         try:
             answer = orjson.loads(response.content)
         except orjson.JSONDecodeError:
@@ -318,7 +318,9 @@ def _refused(verb: str, http_status: int, answer: Mapping[str, Any] | None) -> L
     # Paystack's sentence stays out of logs and answers: it may quote the buyer's e-mail.
     event = "paystack_refused" if certain else "paystack_answer_unknown"
     log.warning(event, verb=verb, http_status=http_status, provider_code=code)
-    return ProviderError(provider_code=code or f"http_{http_status}") if certain else ProviderTimeout()
+    if certain:
+        return ProviderError(provider_code=code or f"http_{http_status}", is_final=is_final_status(http_status))
+    return ProviderTimeout()
 
 
 def _code_of(answer: Mapping[str, Any]) -> str | None:

@@ -29,7 +29,7 @@ from engine.payments.port import (
     Session,
     SessionState,
 )
-from engine.payments.sending import NEVER_SENT
+from engine.payments.sending import NEVER_SENT, is_final_status
 from engine.payments.stripe_events import StripeEvents
 from engine.payments.stripe_objects import refund_from, session_from
 
@@ -257,5 +257,5 @@ def _translated(error: stripe.StripeError, verb: str) -> LastportionError:
     # Stripe's sentence stays out of logs and answers: it may quote the buyer's e-mail or a part of the key.
     log.warning("stripe_refused" if certain else "stripe_answer_unknown", **facts)
     if certain:
-        return ProviderError(provider_code=error.code)
+        return ProviderError(provider_code=error.code, is_final=is_final_status(error.http_status))
     return ProviderTimeout()

@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-from sqlalchemy import Row, and_, func, insert, or_, select, text, tuple_, update
+import structlog
+from sqlalchemy import Row, and_, func, insert, not_, or_, select, text, tuple_, update
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from engine.domain import AttemptStatus, MismatchPolicy, OrderEvent, OrderStatus, Provider, Reservation
+from engine.errors import ProviderTimeout
 from engine.orders import Asked, Attempt
 from engine.payments.port import FrozenAttempt, PricedLine, Session
 from persistence.database import transaction
@@ -17,6 +19,8 @@ from persistence.repositories.epochs import require_epoch
 from persistence.repositories.reservations import upsert_reservations
 from persistence.tables import Attempt as AttemptRow
 from persistence.tables import Order, OrderHistory
+
+log = structlog.get_logger(__name__)
 
 _UNSETTLED = (OrderStatus.PENDING.value, OrderStatus.CANCELLED.value)
 _WAITING = (AttemptStatus.FROZEN, AttemptStatus.OPEN, AttemptStatus.CLOSING, AttemptStatus.UNPAID)
@@ -72,7 +76,10 @@ class PostgresAttempts:
         A session whose events were faster keeps the status that they gave it.
         """
         async with transaction(self._engine) as connection:
-            await _lock_order(connection, attempt)
+            if await _lock_order(connection, attempt):
+                # Its seller cancelled it meanwhile.
+                return None
+            await _refuse_taken(connection, attempt, session.id)
             opened = await connection.execute(
                 update(AttemptRow)
                 .where(
@@ -89,6 +96,7 @@ class PostgresAttempts:
                     session_id=session.id,
                     url=session.url,
                     session_expires_at_s=session.expires_at_s,
+                    look_up_at_s=func.coalesce(session.expires_at_s, AttemptRow.look_up_at_s),
                     opened_at=func.now(),
                     status=text("case status when 'frozen' then 'open' else status end"),
                 )
@@ -187,17 +195,13 @@ class PostgresAttempts:
         async with transaction(self._engine) as connection:
             await connection.execute(update(AttemptRow).where(_is(attempt)).values(look_up_at_s=at_s))
 
-    async def count_on(self, tenant: str, reservation_id: str) -> int:
-        """How many attempts a reservation has had."""
+    async def count_on(self, order_id: str, reservation_id: str | None) -> int:
+        """How many attempts an order has had on this reservation, or on none."""
+        held = AttemptRow.parameters["reservation_id"].astext
         statement = (
             select(func.count())
             .select_from(AttemptRow)
-            .join(Order, Order.id == AttemptRow.order_id)
-            .where(
-                Order.tenant == tenant,
-                Order.reservation_id == reservation_id,
-                AttemptRow.parameters["reservation_id"].astext == reservation_id,
-            )
+            .where(AttemptRow.order_id == order_id, held.is_not_distinct_from(reservation_id))
         )
         async with transaction(self._engine) as connection:
             return await connection.scalar(statement) or 0
@@ -267,8 +271,21 @@ def _frozen_of(parameters: dict[str, Any], provider: Provider) -> FrozenAttempt:
     return FrozenAttempt(**{**parameters, "lines": lines, "provider": provider})
 
 
-async def _lock_order(connection: AsyncConnection, attempt: FrozenAttempt) -> None:
-    await connection.execute(select(Order.id).where(Order.id == attempt.order_id).with_for_update())
+async def _lock_order(connection: AsyncConnection, attempt: FrozenAttempt) -> bool:
+    """Lock the attempt's order; whether it is withdrawn."""
+    return bool(await connection.scalar(select(Order.withdrawn).where(Order.id == attempt.order_id).with_for_update()))
+
+
+async def _refuse_taken(connection: AsyncConnection, attempt: FrozenAttempt, session_id: str) -> None:
+    """Raises ``ProviderTimeout`` for a session that another attempt has: what the provider did then is not known."""
+    taken = await connection.scalar(
+        select(AttemptRow.order_id).where(
+            AttemptRow.provider == attempt.provider, AttemptRow.session_id == session_id, not_(_is(attempt))
+        )
+    )
+    if taken is not None:
+        log.error("session_taken", order=attempt.order_id, session=session_id, by=taken)
+        raise ProviderTimeout
 
 
 async def _end_closing(connection: AsyncConnection, before: Attempt) -> None:

@@ -31,6 +31,7 @@ from persistence.tables import OrderHistory, Payment, Settlement
 
 _BY_SESSION = "a.provider = :provider and a.session_id = :session"
 _BY_MARK = """a.provider = :provider and a.order_id = :order
+    and o.tenant = coalesce(cast(:tenant as text), o.tenant)
     and a.number = coalesce(cast(:attempt as integer), (select max(number) from attempts where order_id = :order))"""
 _RESOLVE = """
 select a.order_id, a.number, a.session_id, a.status, a.parameters,
@@ -73,6 +74,8 @@ class Target:
     @property
     def gave_way(self) -> bool:
         """Whether another attempt goes on, or is about to, with the reservation of this one."""
+        if self.attempt_reservation is None:
+            return False
         if self.status is AttemptStatus.CLOSING:
             return True
         return not self.is_newest and self.attempt_reservation == self.present_reservation
@@ -114,7 +117,12 @@ async def resolve(
     return await find(
         connection,
         _BY_MARK,
-        {"provider": provider.value, "order": event.marked_order_id, "attempt": event.marked_attempt},
+        {
+            "provider": provider.value,
+            "order": event.marked_order_id,
+            "tenant": event.marked_tenant,
+            "attempt": event.marked_attempt,
+        },
     )
 
 
@@ -157,11 +165,13 @@ async def bind(
 ) -> StoredSettlement | None:
     """Bind a stored event to its order, whose row is locked; None when nothing is left to apply in Redis."""
     kind = SettlementKind(stored.kind)
-    await _note_session(connection, stored, target, kind)
     differs = (stored.amount_minor, (stored.currency or "").upper()) != (target.amount_minor, target.currency.upper())
     if kind in _MONEY and differs:
+        # Whatever was paid there, nothing more can be; another attempt may follow.
+        await _note_session(connection, stored, target, SettlementKind.RELEASE)
         await _set_aside(connection, stored, target, policy)
         return None
+    await _note_session(connection, stored, target, kind)
     is_stray = target.session_id not in (None, stored.session_id)
     # An ended session cancels its order only while no later attempt is on offer.
     concerns_order = kind in _MONEY or (target.is_newest and not is_stray and not target.gave_way)
@@ -198,7 +208,8 @@ async def _note_session(connection: AsyncConnection, stored: Row[Any], target: T
             "update attempts set session_id = :session, status = case"
             " when cast(:kind as text) = 'complete' then :status"
             " when :kind = 'hold' and status in ('frozen', 'open', 'closing') then :status"
-            " when :kind = 'release' and status in ('frozen', 'open', 'unpaid') then :status"
+            " when :kind = 'release' and (status in ('frozen', 'open', 'unpaid')"
+            "  or (status = 'closing' and parameters ->> 'reservation_id' is null)) then :status"
             " else status end where order_id = :order and number = :number"
         ),
         {

@@ -11,8 +11,16 @@ from sqlalchemy import Row, bindparam, select, text, update
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
-from engine.domain import OrderEvent, OrderStatus, PaymentStatus, Provider, SettlementKind, SettlementState
-from engine.orders import HistoryEntry, Order, OrderFilter, OrderStory, Payment, Placed, Placement
+from engine.domain import (
+    AttemptStatus,
+    OrderEvent,
+    OrderStatus,
+    PaymentStatus,
+    Provider,
+    SettlementKind,
+    SettlementState,
+)
+from engine.orders import HistoryEntry, Order, OrderFilter, OrderStory, Payment, Placed, Placement, Withdrawal
 from engine.pricing import OrderLine
 from engine.records import encode_reservation
 from persistence.database import transaction
@@ -52,6 +60,9 @@ where o.tenant = :tenant and a.asked_by = :key
 order by a.created_at desc
 limit 1
 """)
+
+_WAS_CANCELLED = text("select exists (select from order_history where order_id = :order and event = 'cancelled')")
+_ON_OFFER = (AttemptStatus.FROZEN, AttemptStatus.OPEN, AttemptStatus.CLOSING)
 
 _ORDERS = text("""
 select o.*, r.status as reservation_status, greatest(o.expires_at_ms, r.expires_at_ms) as held_until_ms
@@ -98,21 +109,27 @@ class PostgresOrders:
                 await add_history(connection, order_id, OrderEvent.CONFIRMED, {})
             return status
 
-    async def withdraw(self, tenant: str, order_id: str) -> bool:
-        """Cancel an order that nobody has paid, once; False when it was paid meanwhile."""
+    async def withdraw(self, tenant: str, order_id: str) -> Withdrawal:
+        """Cancel an order that nobody has paid, once."""
         async with transaction(self._engine) as connection:
             status = await _lock(connection, tenant, order_id)
             if status not in (OrderStatus.PENDING, OrderStatus.CANCELLED):
-                return False
-            withdrawn = await connection.execute(
+                return Withdrawal.PAID
+            # Paid once and taken back since, or cancelled like this before.
+            if await connection.scalar(_WAS_CANCELLED, {"order": order_id}):
+                return Withdrawal.DONE
+            newest = await load_newest(connection, order_id)
+            if newest is None or newest.status is AttemptStatus.PAID:
+                return Withdrawal.PAID
+            if newest.status in _ON_OFFER:
+                return Withdrawal.ON_OFFER
+            await connection.execute(
                 update(OrderRow)
-                .where(OrderRow.id == order_id, OrderRow.withdrawn.is_(False))
+                .where(OrderRow.id == order_id)
                 .values(status=OrderStatus.CANCELLED.value, withdrawn=True)
-                .returning(OrderRow.id)
             )
-            if withdrawn.one_or_none() is not None:
-                await add_history(connection, order_id, OrderEvent.CANCELLED, {"unpaid": True})
-            return True
+            await add_history(connection, order_id, OrderEvent.CANCELLED, {"unpaid": True})
+            return Withdrawal.DONE
 
     async def cancel_unreserved(self, tenant: str, order_id: str) -> bool:
         """Cancel a paid order that holds no reservation; its payments are owed back. False when it isn't paid."""

@@ -5,7 +5,7 @@ Within a transaction of the caller's, who has locked the payment's order, if the
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from sqlalchemy import Row, text
@@ -47,6 +47,8 @@ update provider_refunds r set
 from (select 1) as one left join refunds f on f.id = :refund
 where r.provider = :provider and r.ref = :before
 """)
+
+_IS_TAKEN = text("select exists (select from provider_refunds where provider = :provider and ref = :ref)")
 
 _TOTAL = text("""
 insert into refund_totals as t (provider, payment_ref, total_minor, currency)
@@ -99,11 +101,23 @@ async def note_refund(connection: AsyncConnection, provider: Provider, refund: P
     if known is None:
         await connection.execute(_ADD, values)
         return
-    # The same name, whether the event that brought it came first or last.
-    is_named_now = refund.alias is not None and known.ref.startswith(UNNAMED)
-    values["ref"] = refund.ref or (f"{UNNAMED}{known.alias or refund.alias}" if is_named_now else known.ref)
+    values["ref"] = await _name_of(connection, known, refund, values)
     values["status"] = max(refund.status.value, known.status, key=_RANKS.__getitem__)
     await connection.execute(_RAISE, values | {"before": known.ref})
+
+
+async def _name_of(
+    connection: AsyncConnection, known: Row[Any], refund: ProviderRefund, values: Mapping[str, Any]
+) -> str:
+    """What a row that is there already goes by from now on."""
+    if refund.ref is not None:
+        # A provider that uses one id for refunds of two payments: each keeps the name that it has.
+        is_free = refund.ref == known.ref or not await connection.scalar(_IS_TAKEN, values)
+        return refund.ref if is_free else str(known.ref)
+    if refund.alias is not None and known.ref.startswith(UNNAMED):
+        # The same name, whether the event that brought it came first or last.
+        return f"{UNNAMED}{known.alias or refund.alias}"
+    return str(known.ref)
 
 
 def _row_of(rows: Sequence[Row[Any]], refund: ProviderRefund) -> Row[Any] | None:

@@ -43,8 +43,8 @@ _PUT_BACK = text("""
 update refunds
 set status = 'owed', claim = null, claimed_at = null, last_error = :error,
     next_try_at = now() + make_interval(secs => :pause),
-    called_at = case when :certain then null else called_at end,
-    round = round + case when :certain then 1 else 0 end
+    called_at = case when :acted then called_at end,
+    round = round + case when :refused then 1 else 0 end
 where id = :id and claim = :claim and status = 'requesting'
 returning order_id, coalesce(request_id, id) as shown
 """)
@@ -149,21 +149,24 @@ class PostgresRefunds:
             await connection.execute(_TELL_CLOSED, {"id": frozen.id})
             await count_news(connection, [payment])
 
-    async def put_back(self, claimed: ClaimedRefund, error: str, pause_seconds: int, *, is_certain: bool) -> None:
+    async def put_back(
+        self, claimed: ClaimedRefund, error: str, pause_seconds: int, *, is_refused: bool, may_have_acted: bool
+    ) -> None:
         """Give a claim up until later; a refusal is told in the order's history, once for each reason."""
         values = {
             "id": claimed.frozen.id,
             "claim": claimed.claim,
             "error": error,
             "pause": pause_seconds,
-            "certain": is_certain,
+            "refused": is_refused,
+            "acted": may_have_acted,
         }
         once = f"{claimed.frozen.id}:{error}"
         payment = (claimed.provider.value, claimed.frozen.payment_ref)
         async with transaction(self._engine) as connection:
             await lock_orders_of(connection, [payment])
             row = (await connection.execute(_PUT_BACK, values)).one_or_none()
-            if is_certain and row is not None and row.order_id is not None:
+            if is_refused and row is not None and row.order_id is not None:
                 told = {"order": row.order_id, "shown": row.shown, "reason": error, "once": once}
                 await connection.execute(_TELL, told)
             # The provider may have taken it on before, or others may have sent back a part of what we ask for.

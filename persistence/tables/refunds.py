@@ -30,13 +30,7 @@ class Refund(Base):
         CheckConstraint("(cause = 'requested') = (request_id is not null)", name="request_id"),
         CheckConstraint("(claim is not null) = (status = 'requesting')", name="claim"),
         UniqueConstraint("order_id", "request_id"),
-        # What we owe by ourselves is owed once at a time.
-        Index(
-            "uq_refunds_payment_id",
-            "payment_id",
-            unique=True,
-            postgresql_where=text("cause <> 'requested' and status <> 'refunded'"),
-        ),
+        Index(None, "payment_id"),
         Index(None, "order_id"),
         Index(None, "next_try_at", postgresql_where=text("status <> 'refunded'")),
     )

@@ -88,14 +88,13 @@ def dying_checkout(shop: Shop, fuse: Fuse) -> CheckoutService:
         attempts=attempts,
         payments={provider: fuse.around(port) for provider, port in shop.payments.items()},
         settlements=dying_settlement(shop, fuse),
+        most_attempts=shop.settings.checkout_attempts,
     )
     return CheckoutService(
         held=held,
         orders=orders,
-        attempts=attempts,
         paying=paying,
         offered=frozenset(shop.payments),
-        most_attempts=shop.settings.checkout_attempts,
     )
 
 

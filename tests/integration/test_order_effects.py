@@ -166,17 +166,45 @@ async def test_late_is_told(database: AsyncEngine) -> None:
     }
 
 
+async def test_what_ended_before_cancels_nothing_that_is_on_offer(database: AsyncEngine) -> None:
+    """The news of an earlier session were stored and applied late: another is on offer by now."""
+    async with transaction(database) as connection:
+        await connection.execute(text("update attempts set status = 'open' where number = 2"))
+    await apply(database, (RELEASES, None, Outcome.ALREADY_RELEASED), at_once=True)
+    assert await status_of_order(database) == "pending"
+
+
+async def test_news_that_money_is_on_its_way_are_no_payment(database: AsyncEngine) -> None:
+    """Completed by other means before: the money has to go back when it comes, and is not there yet."""
+    steps = [(HOLDS, "p1", Outcome.ALREADY_COMPLETED), (PAYS, "p1", Outcome.DUPLICATE_PAYMENT)]
+    await apply(database, *steps[:1], at_once=True)
+    assert await statuses_of_payments(database) == {}
+
+
+@pytest.mark.parametrize("ref", ["p1", "p2"])
+async def test_an_order_without_reservation_that_was_cancelled_is_not_paid_again(
+    database: AsyncEngine, ref: str
+) -> None:
+    """The same payment told again, or another: it was paid once, and taken back."""
+    for number, (kind, payment) in enumerate([(PAYS, "p1"), (CANCELS, None), (PAYS, ref)]):
+        async with transaction(database) as connection:
+            await store(connection, f"s{number}", kind, payment)
+            await settle_order(connection, f"s{number}")
+    assert await status_of_order(database) == "cancelled"
+    assert await statuses_of_payments(database) == dict.fromkeys({"p1", ref}, "refund_owed")
+
+
 @pytest.mark.parametrize(
     ("steps", "attempts"),
     [
-        ([(PAYS, "p1", Outcome.COMPLETED)], ["paid", "open"]),
-        ([(RELEASES, None, Outcome.RELEASED)], ["expired", "open"]),
-        ([(RELEASES, None, Outcome.RELEASED), (PAYS, "p1", Outcome.COMPLETED)], ["paid", "open"]),
-        ([(PAYS, "p1", Outcome.COMPLETED), (RELEASES, None, Outcome.ALREADY_COMPLETED)], ["paid", "open"]),
-        ([(HOLDS, None, Outcome.HELD)], ["unpaid", "open"]),
-        ([(HOLDS, None, Outcome.NOT_HELD), (PAYS, "p1", Outcome.REFUND_DUE)], ["paid", "open"]),
-        ([(HOLDS, None, Outcome.HELD), (RELEASES, None, Outcome.RELEASED)], ["expired", "open"]),
-        ([(PAYS, "p1", Outcome.COMPLETED), (HOLDS, None, Outcome.ALREADY_COMPLETED)], ["paid", "open"]),
+        ([(PAYS, "p1", Outcome.COMPLETED)], ["paid", "failed"]),
+        ([(RELEASES, None, Outcome.RELEASED)], ["expired", "failed"]),
+        ([(RELEASES, None, Outcome.RELEASED), (PAYS, "p1", Outcome.COMPLETED)], ["paid", "failed"]),
+        ([(PAYS, "p1", Outcome.COMPLETED), (RELEASES, None, Outcome.ALREADY_COMPLETED)], ["paid", "failed"]),
+        ([(HOLDS, None, Outcome.HELD)], ["unpaid", "failed"]),
+        ([(HOLDS, None, Outcome.NOT_HELD), (PAYS, "p1", Outcome.REFUND_DUE)], ["paid", "failed"]),
+        ([(HOLDS, None, Outcome.HELD), (RELEASES, None, Outcome.RELEASED)], ["expired", "failed"]),
+        ([(PAYS, "p1", Outcome.COMPLETED), (HOLDS, None, Outcome.ALREADY_COMPLETED)], ["paid", "failed"]),
     ],
 )
 @pytest.mark.parametrize("at_once", [True, False])
@@ -204,7 +232,8 @@ DECISIONS: list[tuple[OrderStatus, str | None, SettlementKind, str | None, Outco
     (OrderStatus.PAID, "p1", RELEASES, None, Outcome.ALREADY_COMPLETED),
     (OrderStatus.CONFIRMED, "p1", PAYS, "p2", Outcome.DUPLICATE_PAYMENT),
     (OrderStatus.CONFIRMED, "p1", CANCELS, None, Outcome.CANCELLED),
-    (OrderStatus.REFUNDED, None, PAYS, "p2", Outcome.DUPLICATE_PAYMENT),
+    # What went back was of another amount, and paid for nothing.
+    (OrderStatus.REFUNDED, None, PAYS, "p2", Outcome.COMPLETED),
     (OrderStatus.REFUNDED, None, RELEASES, None, Outcome.ALREADY_RELEASED),
 ]
 

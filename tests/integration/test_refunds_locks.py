@@ -64,7 +64,7 @@ async def test_who_gives_a_claim_up_takes_the_order_before_the_refund(books: Boo
     assert claimed is not None
     async with books.database.begin() as connection:
         await connection.execute(text("select from orders for update"))
-        giving_up = asyncio.create_task(books.store.put_back(claimed, "no", 60, is_certain=False))
+        giving_up = asyncio.create_task(books.store.put_back(claimed, "no", 60, is_refused=False, may_have_acted=True))
         await somebody_waits(books.database, giving_up)
         await connection.execute(text("select from refunds for update nowait"))
     await giving_up

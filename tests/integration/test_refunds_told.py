@@ -172,7 +172,7 @@ async def test_news_before_their_payment_are_counted_when_it_comes(books: Books)
     assert await books.service.count_pending() == 1
     assert await books.payment("pi_5") == ("kept", 1100)
     assert await books.order() == ("paid", 1100)
-    assert await books.events() == ["paid", "refunded", "disputed"]
+    assert await books.events() == ["paid", "refunded", "refund_total", "disputed"]
     assert await books.service.count_pending() == 0
 
 

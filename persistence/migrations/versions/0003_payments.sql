@@ -54,7 +54,7 @@ create table refunds (
     constraint fk_refunds_order_id_orders foreign key(order_id) references orders (id),
     constraint fk_refunds_payment_id_payments foreign key(payment_id) references payments (id)
 );
-create unique index uq_refunds_payment_id on refunds (payment_id) where cause <> 'requested' and status <> 'refunded';
+create index ix_refunds_payment_id on refunds (payment_id);
 create index ix_refunds_order_id on refunds (order_id);
 create index ix_refunds_next_try_at on refunds (next_try_at) where status <> 'refunded';
 
