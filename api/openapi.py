@@ -24,6 +24,22 @@ def takes(model: type[BaseModel], *, required: bool = True) -> dict[str, Any]:
     return {"requestBody": {"required": required, "content": {"application/json": {"schema": schema}}}}
 
 
+def makes(model: type[BaseModel]) -> dict[str, Any]:
+    """``openapi_extra`` of a route that makes something of a body, once per ``Idempotency-Key``."""
+    made = {"description": "Made now; 200 where the same request made it before.", "content": {"application/json": {}}}
+    said = "The same key and body again answer the same, and make nothing new. Without one each request is its own."
+    return takes(model) | {"responses": {"201": made}, "parameters": [_header("Idempotency-Key", said)]}
+
+
+def signed(header: str) -> dict[str, Any]:
+    """``openapi_extra`` of a route that needs no key, but a signature in this header."""
+    return OPEN | {"parameters": [_header(header, "The provider's signature over the raw bytes.", required=True)]}
+
+
+def _header(name: str, said: str, *, required: bool = False) -> dict[str, Any]:
+    return {"name": name, "in": "header", "required": required, "description": said, "schema": {"type": "string"}}
+
+
 class DescribedApp(FastAPI):
     """An app whose OpenAPI document holds the bodies, the key, and the shape of errors."""
 

@@ -104,6 +104,10 @@ class SettlementStore(Protocol):
         """
         ...
 
+    async def is_waiting(self, provider: Provider, dedup_key: str) -> bool:
+        """Whether an event's settlement is stored and still to be applied."""
+        ...
+
     async def store_order(
         self, kind: SettlementKind, reservation: Reservation, payment_ref: str, restock: bool, record: str
     ) -> StoredSettlement:

@@ -7,6 +7,7 @@ because every transition names the state it expects.
 
 from __future__ import annotations
 
+import asyncio
 import time
 
 import structlog
@@ -23,6 +24,7 @@ log = structlog.get_logger(__name__)
 
 MOST_APPLIED_IN_ONE_RUN = 500
 _SETTLES = (EventKind.PAID, EventKind.UNPAID, EventKind.EXPIRED)
+PAUSES_FOR_EFFECT_SECONDS = (0.02, 0.03, 0.05, 0.1, 0.1, 0.2)
 LONGEST_PAUSE_SECONDS = 60.0
 """A settlement that waits for the persister, or fails, is applied again after 2, 4, 8 … seconds, 60 at most."""
 
@@ -54,6 +56,19 @@ class SettlementService:
             return
         log.info("settlement_stored", settlement=stored.id, reservation=stored.reservation_id, **facts)
         await self.apply_quietly(stored)
+
+    async def wait_for_effect(self, provider: Provider, event: ProviderEvent) -> None:
+        """Wait until a committed event's effect shows in its order, half a second at most.
+
+        It comes with the persister's next batch. Nobody needs it sooner; whoever reads the order next expects it.
+        """
+        try:
+            for pause_seconds in PAUSES_FOR_EFFECT_SECONDS:
+                if not await self._store.is_waiting(provider, event.dedup_key):
+                    return
+                await asyncio.sleep(pause_seconds)
+        except Unavailable as error:
+            log.info("effect_not_awaited", reason=error.code)
 
     async def complete(self, tenant: str, identifier: str, payment_ref: str = "") -> Settled:
         """Complete a reservation because an API caller says that it is paid. An answer is durable.

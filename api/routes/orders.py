@@ -9,7 +9,7 @@ from fastapi import APIRouter, Path, Query, Request, Response
 from api.answers import json_answer
 from api.body import read_body
 from api.dependencies import authorised, idempotency_key_of, services_of
-from api.openapi import takes
+from api.openapi import makes, takes
 from api.schemas.base import Customer
 from api.schemas.orders import (
     CancelOrderBody,
@@ -30,7 +30,7 @@ MOST_IN_A_LIST = 200
 OrderPath = Annotated[str, Path(pattern=IDENTIFIER_PATTERN)]
 
 
-@router.post("/v1/checkouts", openapi_extra=takes(CheckoutBody))
+@router.post("/v1/checkouts", openapi_extra=makes(CheckoutBody))
 async def check_out(request: Request) -> Response:
     """Reserve, store the order and open a session to pay it: 201, or 200 where the same request was answered before.
 

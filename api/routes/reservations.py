@@ -12,7 +12,7 @@ from api.answers import json_answer
 from api.body import read_body
 from api.dependencies import Caller, authorised, idempotency_key_of, services_of
 from api.errors import error_of, invalid_from, status_of
-from api.openapi import takes
+from api.openapi import makes, takes
 from api.routing import DirectRoute
 from api.schemas.reservations import (
     BatchBody,
@@ -34,7 +34,7 @@ hot = APIRouter(tags=["reservations"], route_class=DirectRoute)
 ReservationPath = Annotated[str, Path(pattern=IDENTIFIER_PATTERN)]
 
 
-@hot.post("/v1/reservations", openapi_extra=takes(ReservationBody))
+@hot.post("/v1/reservations", openapi_extra=makes(ReservationBody))
 async def reserve(request: Request) -> Response:
     """Reserve units of one or several pools, all or nothing: 201, or 200 where the same request was granted before.
 

@@ -12,7 +12,7 @@ from api.body import check_content_type
 from api.dependencies import services_of
 from api.headers import header_of
 from api.metrics import WebhookResult
-from api.openapi import OPEN
+from api.openapi import signed
 from api.services import Services
 from api.shell import note
 from engine.domain import Provider
@@ -26,13 +26,13 @@ PAYSTACK_SIGNATURE = b"x-paystack-signature"
 _ABOUT_MONEY_BACK = (EventKind.REFUND, EventKind.DISPUTE)
 
 
-@router.post("/v1/webhooks/stripe", openapi_extra=OPEN)
+@router.post("/v1/webhooks/stripe", openapi_extra=signed("Stripe-Signature"))
 async def stripe_event(request: Request) -> Response:
     """Take an event of Stripe's: 200 once its settlement is committed, 503 when it has to come again."""
     return await _receive(request, Provider.STRIPE, STRIPE_SIGNATURE)
 
 
-@router.post("/v1/webhooks/paystack", openapi_extra=OPEN)
+@router.post("/v1/webhooks/paystack", openapi_extra=signed("X-Paystack-Signature"))
 async def paystack_event(request: Request) -> Response:
     """Take an event of Paystack's: 200 once its settlement is committed, 503 when it has to come again."""
     return await _receive(request, Provider.PAYSTACK, PAYSTACK_SIGNATURE)
@@ -82,3 +82,4 @@ async def _commit(services: Services, provider: Provider, event: ProviderEvent) 
         await services.refunds.receive(provider, event)
     else:
         await services.settlement.receive(provider, event)
+        await services.settlement.wait_for_effect(provider, event)

@@ -103,9 +103,9 @@ class RefundBody(Body):
 
 
 def checkout_content(answer: CheckoutAnswer) -> dict[str, Any]:
-    """A checkout as the contract writes it. Where nothing is reserved, the session ends when the provider says so."""
+    """A checkout as the contract writes it. Where nothing is reserved, the session's end is the provider's affair."""
     order, attempt = answer.order, answer.attempt
-    end_s = None if attempt is None else attempt.frozen.expires_at_s or attempt.session_expires_at_s
+    end_s = None if attempt is None else attempt.frozen.expires_at_s
     return {
         "id": order.id,
         "order_id": order.id,

@@ -19,11 +19,13 @@ from persistence.tables import JobRun, Settlement
 _UNSETTLED = text("""
 select distinct on (paid.id) paid.id, a.order_id
 from jsonb_to_recordset(cast(:paid as jsonb))
-    as paid(id text, amount bigint, currency text, marked_order text, marked_attempt integer)
+    as paid(id text, amount bigint, currency text, marked_order text, marked_tenant text, marked_attempt integer)
 join attempts a on a.provider = :provider and (
     a.session_id = paid.id
     or (a.order_id = paid.marked_order and a.number = coalesce(
-        paid.marked_attempt, (select max(number) from attempts where order_id = paid.marked_order))))
+        paid.marked_attempt, (select max(number) from attempts where order_id = paid.marked_order))
+        and exists (select from orders o
+            where o.id = a.order_id and o.tenant = coalesce(paid.marked_tenant, o.tenant))))
 where not exists (
         select from settlements s
         where s.provider = :provider and s.session_id = paid.id and s.kind = 'complete' and s.state <> 'unmatched'
@@ -75,5 +77,6 @@ def _row(session: Session) -> dict[str, Any]:
         "amount": session.amount_minor,
         "currency": session.currency,
         "marked_order": session.marked_order_id,
+        "marked_tenant": session.marked_tenant,
         "marked_attempt": session.marked_attempt,
     }

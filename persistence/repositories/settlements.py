@@ -65,6 +65,12 @@ class PostgresSettlements:
                 return await bind(connection, stored, target, self._mismatched)
             return waiting(stored)
 
+    async def is_waiting(self, provider: Provider, dedup_key: str) -> bool:
+        """Whether an event's settlement is stored and not applied yet."""
+        statement = select(Settlement.state).where(Settlement.provider == provider, Settlement.dedup_key == dedup_key)
+        async with transaction(self._engine) as connection:
+            return await connection.scalar(statement) == SettlementState.STORED
+
     async def store_order(
         self, kind: SettlementKind, reservation: Reservation, payment_ref: str, restock: bool, record: str
     ) -> StoredSettlement:

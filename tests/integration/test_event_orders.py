@@ -25,7 +25,7 @@ from tests.shop import Shop, event, open_shop
 if TYPE_CHECKING:
     from tests.conftest import RedisBackend
 
-ORDERINGS = 25
+ORDERINGS = 20
 _numbers = count(1)
 
 ROWS = {
@@ -40,9 +40,9 @@ ROWS = {
     "refunds": "select cause, amount_minor, status from refunds where order_id = '{order}'",
     "reservation": "select r.status, r.late, r.over_cap from reservations r join orders o on o.reservation_id = r.id"
     " where o.id = '{order}'",
-    # Of money on its way there is nothing to tell any more once it is there.
+    # Of money on its way there is nothing to tell any more once it is there, nor of totals once their parts are known.
     "history": "select distinct event from order_history where order_id = '{order}'"
-    " and event not in ('payment_pending', 'refund_pending', 'refund_owed') order by 1",
+    " and event not in ('payment_pending', 'refund_pending', 'refund_owed', 'refund_total') order by 1",
 }
 
 

@@ -69,6 +69,9 @@ CALLS: list[tuple[str, str, Any, set[Scope]]] = [
     ("POST", "/v1/checkouts", {}, {Scope.CHECKOUT}),
     ("GET", "/v1/orders/o", None, {Scope.READ, Scope.CHECKOUT}),
     ("GET", "/v1/orders", None, {Scope.READ}),
+    ("POST", "/v1/orders/o/confirm", {}, {Scope.SETTLE}),
+    ("POST", "/v1/orders/o/cancel", {"restock": True}, {Scope.SETTLE}),
+    ("POST", "/v1/orders/o/refund", {"id": "r1"}, {Scope.SETTLE}),
 ]
 OPEN = {"/healthz", "/readyz", "/metrics"}
 

@@ -43,6 +43,20 @@ async def test_a_paid_session_pays_the_order_once_with_its_payment_and_history(s
     assert redemptions == [("SCHOOL10", "all", "ada", answer.order.id)]
 
 
+async def test_whoever_waits_for_an_event_sees_its_effect(shop: Shop) -> None:
+    answer = await shop.buy("k1")
+    paid = event(EventKind.PAID, "cs_1")
+    await shop.settlement.receive(Provider.STRIPE, paid)
+    await asyncio.gather(shop.settlement.wait_for_effect(Provider.STRIPE, paid), shop.persist())
+    assert (await shop.reader.order(TENANT, answer.order.id)).order.status is OrderStatus.PAID
+    # Without a persister nobody waits for ever, nor for what never was stored.
+    other = await shop.buy("k2", customer="bob")
+    late = event(EventKind.PAID, other.attempt.session_id or "" if other.attempt else "")
+    await shop.settlement.receive(Provider.STRIPE, late)
+    await shop.settlement.wait_for_effect(Provider.STRIPE, late)
+    await shop.settlement.wait_for_effect(Provider.STRIPE, event(EventKind.PAID, "cs_other"))
+
+
 async def test_the_same_event_twice_at_the_same_moment_has_one_effect(shop: Shop) -> None:
     answer = await shop.buy("k1")
     paid = event(EventKind.PAID, "cs_1")
