@@ -7,8 +7,7 @@ leaves. Each place is crashed twice: before the call took effect, and after it d
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from inspect import iscoroutinefunction
+from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -20,59 +19,11 @@ from engine.paying import Paying
 from engine.payments.port import EventKind, SessionState
 from engine.pricing import WantedLine
 from engine.settlement import SettlementService
+from tests.crashing import MOST_CALLS, Crash, Fuse
 from tests.shop import Shop, event, open_shop
 
 if TYPE_CHECKING:
     from tests.conftest import RedisBackend
-
-MOST_CALLS = 60
-
-
-class Crash(BaseException):
-    """The process dies here."""
-
-
-def die() -> None:
-    """End as a killed process does."""
-    raise Crash
-
-
-class Fuse:
-    """Counts the calls to everything outside the process, and blows at one of them."""
-
-    def __init__(self, blow_at: int, *, after: bool, blow: Callable[[], object] = die) -> None:
-        self.blow_at = blow_at
-        self.after = after
-        self.blow = blow
-        self.calls = 0
-
-    def around(self, target: Any) -> Any:
-        return _Wrapped(target, self)
-
-
-class _Wrapped:
-    def __init__(self, target: Any, fuse: Fuse) -> None:
-        self._target = target
-        self._fuse = fuse
-
-    def __getattr__(self, name: str) -> Any:
-        method, fuse = getattr(self._target, name), self._fuse
-        if not iscoroutinefunction(method):
-            return method
-
-        async def call(*args: Any, **kwargs: Any) -> Any:
-            fuse.calls += 1
-            here = fuse.calls == fuse.blow_at
-            if here and not fuse.after:
-                fuse.blow()
-            try:
-                return await method(*args, **kwargs)
-            finally:
-                # An answer that says no is lost like any other.
-                if here and fuse.after:
-                    fuse.blow()
-
-        return call
 
 
 def dying_checkout(shop: Shop, fuse: Fuse) -> CheckoutService:

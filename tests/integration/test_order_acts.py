@@ -7,14 +7,26 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from engine import order_acts
+from engine.code_reservations import CodeReservations
 from engine.domain import OrderStatus, PaymentStatus, Provider, RefundStatus
 from engine.errors import IllegalTransition, ProviderTimeout, Unknown
+from engine.order_acts import OrderActs
+from engine.paying import Paying
 from engine.payments.port import EventKind
 from engine.pricing import WantedLine
+from engine.settlement import SettlementService
+from tests.crashing import MOST_CALLS, Crash, Fuse
 from tests.shop import TENANT, Shop, event, open_shop
 
 if TYPE_CHECKING:
     from tests.conftest import RedisBackend
+
+
+@pytest.fixture(autouse=True)
+def without_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No persister runs beside these tests, so there is no effect to wait for."""
+    monkeypatch.setattr(order_acts, "LOOKS_FOR_EFFECT", 0)
 
 
 @pytest.fixture
@@ -132,6 +144,54 @@ async def test_a_payment_for_an_order_that_its_seller_withdrew_goes_back(shop: S
     story = await shop.story(answer.order.id)
     assert (story.order.status, story.order.refunded_minor) == (OrderStatus.REFUNDED, amount)
     assert (len(shop.paystack.refunds), (await shop.pool()).completed) == (1, 0)
+
+
+@pytest.mark.parametrize("is_paid", [True, False], ids=["paid", "unpaid"])
+@pytest.mark.parametrize("after", [False, True], ids=["before the effect", "after the effect"])
+async def test_a_crash_anywhere_in_a_cancellation_is_mended_by_a_repeat(shop: Shop, after: bool, is_paid: bool) -> None:
+    await shop.stock(cap=None)
+    places = 0
+    for place in range(1, MOST_CALLS):
+        key = f"k{place}"
+        if is_paid:
+            order = await paid_order(shop, key, "SCHOOL10")
+        else:
+            order = (await shop.buy(key)).order.id
+        fuse = Fuse(place, after=after)
+        try:
+            await dying_acts(shop, fuse).cancel(TENANT, order, restock=True)
+        except Crash:
+            places += 1
+        else:
+            break
+        await cancel(shop, order, restock=True)
+        await shop.persist()
+    assert places >= 4
+    for waiting in await shop.settlements.load_waiting(100):
+        await shop.settlement.apply_quietly(waiting)
+    await shop.persist()
+    await shop.refunds.pay_due()
+    status = "refunded" if is_paid else "cancelled"
+    assert await shop.rows("select status, count(*) from orders group by 1") == [(status, places + 1)]
+    assert [r.amount_minor for r in shop.provider.refunds] == ([4410] * (places + 1) if is_paid else [])
+    pool = await shop.pool()
+    assert (pool.reserved, pool.completed, shop.provider.payable) == (0, 0, [])
+
+
+def dying_acts(shop: Shop, fuse: Fuse) -> OrderActs:
+    """The shop's acts as a process of its own, whose every way out passes the fuse."""
+    engine, orders = fuse.around(shop.engine), fuse.around(shop.orders)
+    held = CodeReservations(shop.settings, engine, shop.held._lookup, shop.held._catalogue, shop.definitions)
+    settlements = SettlementService(fuse.around(shop.settlements), engine, shop.settings.delayed_hold_seconds)
+    paying = Paying(
+        held=held,
+        orders=orders,
+        attempts=fuse.around(shop.attempts),
+        payments={provider: fuse.around(port) for provider, port in shop.payments.items()},
+        settlements=settlements,
+        most_attempts=shop.settings.checkout_attempts,
+    )
+    return OrderActs(orders, paying, held, settlements)
 
 
 async def test_what_is_not_there_is_unknown(shop: Shop) -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from engine import order_acts
 from engine.domain import OrderStatus, Provider
 from engine.errors import IllegalTransition, ProviderError, ProviderTimeout, Refused, StorageUnavailable
 from engine.payments.port import EventKind, SessionState
@@ -23,6 +24,12 @@ OUT_OF_ORDER = ProviderError(provider_code="api_error", is_final=False)
 
 class Crash(BaseException):
     """The process dies here."""
+
+
+@pytest.fixture(autouse=True)
+def without_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No persister runs beside these tests, so there is no effect to wait for."""
+    monkeypatch.setattr(order_acts, "LOOKS_FOR_EFFECT", 0)
 
 
 @pytest.fixture
