@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from engine import order_acts
+from engine import order_acts, paying
 from engine.domain import OrderStatus, Provider
 from engine.errors import IllegalTransition, ProviderError, ProviderTimeout, Refused, StorageUnavailable
 from engine.payments.port import EventKind, SessionState
@@ -28,8 +28,9 @@ class Crash(BaseException):
 
 @pytest.fixture(autouse=True)
 def without_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No persister runs beside these tests, so there is no effect to wait for."""
+    """No persister and no other process run beside these tests, so there is nothing to wait for."""
     monkeypatch.setattr(order_acts, "LOOKS_FOR_EFFECT", 0)
+    monkeypatch.setattr(paying, "LOOKS_FOR_TWIN", 1)
 
 
 @pytest.fixture
