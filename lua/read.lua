@@ -21,14 +21,9 @@ REPLIES
 local tenant_key, records_key = KEYS[1], KEYS[2]
 local id = ARGV[1]
 
-local text = redis.call('HGET', records_key, id)
-if not text then
-  return reply_missing(tenant_key)
-end
-local record = parse_record(text)
-local claims, build = load_claims(tenant_key, record)
-if build ~= BUILD then
-  return 'not_ready'
+local record, claims = open_record(tenant_key, records_key, id)
+if not claims then
+  return record
 end
 local now_ms = read_clock(tenant_key)
 return reply_with('found', now_ms, record, is_alive(record, claims, now_ms))

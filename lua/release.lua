@@ -29,14 +29,9 @@ REPLIES
 local tenant_key, expiries_key, outbox_key, records_key = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local tenant, id, settlement = ARGV[1], ARGV[2], ARGV[3]
 
-local text = redis.call('HGET', records_key, id)
-if not text then
-  return reply_missing(tenant_key)
-end
-local record = parse_record(text)
-local claims, build = load_claims(tenant_key, record)
-if build ~= BUILD then
-  return 'not_ready'
+local record, claims, text = open_record(tenant_key, records_key, id)
+if not claims then
+  return record
 end
 local now_ms = read_clock(tenant_key)
 

@@ -33,3 +33,17 @@ end
 local function reply_missing(tenant_key)
   return redis.call('HGET', tenant_key, '!build') == BUILD and 'unknown_reservation' or 'not_ready'
 end
+
+-- A stored record, its claims and the text that it came as; or, alone, what to reply where it can't be worked on.
+local function open_record(tenant_key, records_key, id)
+  local text = redis.call('HGET', records_key, id)
+  if not text then
+    return reply_missing(tenant_key)
+  end
+  local record = parse_record(text)
+  local claims, build = load_claims(tenant_key, record)
+  if build ~= BUILD then
+    return 'not_ready'
+  end
+  return record, claims, text
+end
