@@ -123,7 +123,9 @@ with {_NAMED}, sums as (
 update payments p set refunded_minor = c.refunded, status = case
     when p.amount_minor > 0 and c.refunded >= p.amount_minor then 'refunded'
     when p.status <> 'refunded' then p.status
-    when exists (select from refunds f where f.payment_id = p.id and f.cause <> 'requested') then 'refund_owed'
+    when exists (select from refunds f where f.payment_id = p.id and f.cause <> 'requested')
+        or exists (select from order_history h where h.order_id = p.order_id and h.event = 'cancelled')
+        then 'refund_owed'
     when exists (select from settlements s where s.id = p.settlement_id and s.state = 'mismatched') then 'flagged'
     else 'kept' end
 from counted c where c.id = p.id
@@ -178,13 +180,12 @@ where r.id = f.id and f.status = 'owed' and f.called_at is null and f.amount_min
 # A refund that was taken for done failed after all: what is left of its payment is owed again.
 _OWE_AGAIN = text(f"""
 with named as (
-    select p.id, (
+    select p.id, coalesce((
         select f.cause from refunds f where f.payment_id = p.id and f.cause <> 'requested'
-        order by f.created_at desc limit 1) as cause
+        order by f.created_at desc limit 1), 'cancelled') as cause
     from payments p
     join json_to_recordset(cast(:rows as json)) as n(provider text, ref text)
         on p.provider = n.provider and p.ref = n.ref
-    where exists (select from refunds f where f.payment_id = p.id and f.cause <> 'requested')
 ), owing as ({_ENTER}""")
 
 _WITH_NEWS = text(f"""

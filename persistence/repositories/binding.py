@@ -167,8 +167,8 @@ async def bind(
     kind = SettlementKind(stored.kind)
     differs = (stored.amount_minor, (stored.currency or "").upper()) != (target.amount_minor, target.currency.upper())
     if kind in _MONEY and differs:
-        # Whatever was paid there, nothing more can be; another attempt may follow.
         await _note_session(connection, stored, target, SettlementKind.RELEASE)
+        await _end_attempt(connection, stored, target)
         await _set_aside(connection, stored, target, policy)
         return None
     await _note_session(connection, stored, target, kind)
@@ -220,6 +220,18 @@ async def _note_session(connection: AsyncConnection, stored: Row[Any], target: T
             "number": target.number,
         },
     )
+
+
+async def _end_attempt(connection: AsyncConnection, stored: Row[Any], target: Target) -> None:
+    """Whatever was paid in this session, nothing more can be: it is over, also for who was about to close it."""
+    if target.session_id in (None, stored.session_id):
+        await connection.execute(
+            text(
+                "update attempts set status = 'expired' where order_id = :order and number = :number"
+                " and status in ('frozen', 'open', 'unpaid', 'closing')"
+            ),
+            {"order": target.order_id, "number": target.number},
+        )
 
 
 async def _set_aside(connection: AsyncConnection, stored: Row[Any], target: Target, policy: MismatchPolicy) -> None:

@@ -61,7 +61,10 @@ order by a.created_at desc
 limit 1
 """)
 
-_WAS_CANCELLED = text("select exists (select from order_history where order_id = :order and event = 'cancelled')")
+# By its seller, or because a payment came too late to be honoured.
+_WAS_CANCELLED = text("""
+select exists (select from order_history where order_id = :order and event in ('cancelled', 'refund_due'))
+""")
 _ON_OFFER = (AttemptStatus.FROZEN, AttemptStatus.OPEN, AttemptStatus.CLOSING)
 
 _ORDERS = text("""
@@ -135,6 +138,9 @@ class PostgresOrders:
         """Cancel a paid order that holds no reservation; its payments are owed back. False when it isn't paid."""
         async with transaction(self._engine) as connection:
             status = await _lock(connection, tenant, order_id)
+            if status is OrderStatus.REFUNDED and not await connection.scalar(_WAS_CANCELLED, {"order": order_id}):
+                # Should a refund fail after all, it is owed for an order that is not served.
+                await add_history(connection, order_id, OrderEvent.CANCELLED, {})
             if status not in (OrderStatus.PAID, OrderStatus.CONFIRMED):
                 return False
             await _settle_unreserved(connection, Provider.API, uuid4().hex, SettlementKind.CANCEL, (tenant, order_id))

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from dataclasses import replace
+from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from engine import order_acts, paying
-from engine.domain import OrderStatus, Provider
+from engine.catalogue import CodeDefinition, Discount
+from engine.domain import LatePayment, OrderStatus, Provider
 from engine.errors import IllegalTransition, ProviderError, ProviderTimeout, Refused, StorageUnavailable
 from engine.payments.port import EventKind, SessionState
+from engine.periods import PeriodKind, PeriodRule
 from engine.pricing import WantedLine
-from tests.books import Books, open_books
+from tests.books import Books, open_books, told
 from tests.shop import PRODUCT, TENANT, Shop, event, open_shop
 
 if TYPE_CHECKING:
@@ -140,6 +143,57 @@ async def test_a_payment_of_another_amount_stands_in_nobodys_way(shop: Shop) -> 
             assert other.order.id != answer.order.id
         await shop.acts.cancel(TENANT, answer.order.id, restock=True)
         assert (await shop.order(answer.order.id)).status is OrderStatus.CANCELLED
+
+
+async def test_a_payment_of_another_amount_that_a_cancel_meets_is_no_hindrance(shop: Shop) -> None:
+    """Closing finds the session complete, with another amount than was asked for."""
+    answer = await shop.buy("k1")
+    session = session_of(answer)
+    shop.provider.pay(session)
+    shop.provider.sessions[session] = replace(shop.provider.sessions[session], amount_minor=1)
+    await shop.acts.cancel(TENANT, answer.order.id, restock=True)
+    story = await shop.story(answer.order.id)
+    assert (story.order.status, story.order.withdrawn) == (OrderStatus.CANCELLED, True)
+    assert [payment.status.value for payment in story.payments] == ["refund_owed"]
+    assert (await shop.pool()).reserved == 0
+
+
+async def test_an_order_whose_late_payment_goes_back_is_cancelled_already(shop: Shop) -> None:
+    await shop.catalogue.put_code(
+        CodeDefinition(
+            TENANT,
+            "SCHOOL10",
+            5,
+            PeriodRule(PeriodKind.NONE),
+            Discount(percent_off=Decimal(10)),
+            late_payment=LatePayment.REFUND,
+        )
+    )
+    answer = await shop.buy("k1")
+    await shop.advance(2500)
+    await shop.settlement.receive(Provider.STRIPE, event(EventKind.PAID, session_of(answer)))
+    await shop.persist()
+    for _ in range(2):
+        await shop.acts.cancel(TENANT, answer.order.id, restock=True)
+    assert (await shop.order(answer.order.id)).status is OrderStatus.CANCELLED
+
+
+@pytest.mark.parametrize("code", ["SCHOOL10", None])
+async def test_a_refund_by_hand_that_fails_after_a_cancellation_is_owed(shop: Shop, code: str | None) -> None:
+    answer = await shop.buy("k1", code=code)
+    session, amount = session_of(answer), 4410 if code else 4900
+    shop.provider.pay(session)
+    await shop.settlement.receive(Provider.STRIPE, event(EventKind.PAID, session, amount_minor=amount))
+    await shop.persist()
+    by_hand = shop.provider.send_back_by_hand(f"pi_{session}", amount)
+    await shop.refunds.receive(Provider.STRIPE, told(by_hand))
+    await shop.acts.cancel(TENANT, answer.order.id, restock=True)
+    assert (await shop.order(answer.order.id)).status is OrderStatus.REFUNDED
+    await shop.refunds.receive(Provider.STRIPE, told(shop.provider.fail_refund(by_hand.ref or "")))
+    assert (await shop.order(answer.order.id)).status is OrderStatus.CANCELLED
+    await shop.refunds.pay_due()
+    order = await shop.order(answer.order.id)
+    assert (order.status, order.refunded_minor) == (OrderStatus.REFUNDED, amount)
 
 
 @pytest.mark.parametrize("where", ["extend", "give_back"])
