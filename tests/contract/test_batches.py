@@ -98,7 +98,8 @@ async def test_the_widest_requests_fit_a_call(frozen: Frozen) -> None:
         await frozen.define(pool, 70, per_customer=1)
     requests = [request(f"r{n}", *((pool, 1) for pool in pools), customer=f"c{n}") for n in range(80)]
     answers = await frozen.engine.reserve_many(requests)
-    assert [isinstance(answer, Granted) for answer in answers] == [True] * 70 + [False] * 10
+    # Which of them is not said: of a tenant's calls two are under way at a time.
+    assert sum(isinstance(answer, Granted) for answer in answers) == 70
     assert [await frozen.counts(pool) for pool in pools] == [(0, 70, 0)] * MOST_CLAIMS
 
 
